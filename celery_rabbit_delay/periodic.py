@@ -9,10 +9,15 @@ The active beat of `celery beat -S rabbit-delay` makes each change, at once, or 
 
 from __future__ import annotations
 
+import getpass
 import json
+import os
+import platform
+import sys
 from collections.abc import Iterable, Mapping
 from contextlib import closing
 from datetime import datetime, timezone
+from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
@@ -20,12 +25,10 @@ from amqp.exceptions import NotFound
 from celery import Celery
 
 from .amqp.connecting import connected
-from .amqp.history import of_app, tell, who_calls
 from .amqp.lock import NoHolder, ask
 from .amqp.patience import Patience
 from .beat import Scheduler, queue_of
 from .core.errors import DelayError, EntryConflict, InvalidEntry
-from .core.options import DRIVER_TYPE
 from .core.periodic import Edit
 from .operate.beat import PeriodicTask, read_status
 from .schedules import check_future, definition_of
@@ -40,7 +43,7 @@ PATIENCE = 20.0
 
 def entries(app: Celery) -> list[PeriodicTask]:
     """Return all entries, the next first: of the code, and written ones. While no beat runs, the code is that here."""
-    return read_status(_ask(app, {})).entries
+    return read_status(_ask(app, {}, looks=True)).entries
 
 
 def add(
@@ -107,18 +110,18 @@ def remove(app: Celery, name: str, *, version: int | None = None, by: str | None
     _edit(app, name, version, by, removes=True)
 
 
-def run_now(app: Celery, name: str, *, by: str | None = None) -> str:
+def run_now(app: Celery, name: str) -> str:
     """Send a task of an entry at once, besides those of its schedule; return its id.
 
     Raises `InvalidEntry`, and `DelayError` if it could not be sent.
     """
     id_ = str(uuid4())
-    _ask(app, {"run": name, "id": id_}, (by or who_calls(), "periodic entry run", name))
+    _ask(app, {"run": name, "id": id_})
     return id_
 
 
 def _seen(app: Celery, name: str) -> PeriodicTask:
-    for entry in read_status(_ask(app, {"entry": name})).entries:
+    for entry in read_status(_ask(app, {"entry": name}, looks=True)).entries:
         return entry
     raise InvalidEntry(f"there is no entry {name!r}")
 
@@ -137,29 +140,32 @@ def _edit(
     if definition is not None:
         check_future(definition["schedule"], app)
     version = _seen(app, name).version if version is None else version
-    now, by = datetime.now(timezone.utc).isoformat(timespec="seconds"), by or who_calls()
-    edit = Edit(uuid4().hex, name, version, by, now, definition, is_enabled, removes)
-    what = "removed" if removes else "written" if definition else "enabled" if is_enabled else "disabled"
-    _ask(app, {"edit": edit}, (by, f"periodic entry {what}", name))
+    now = datetime.now(timezone.utc).isoformat(timespec="seconds")
+    _ask(app, {"edit": Edit(uuid4().hex, name, version, by or _who(), now, definition, is_enabled, removes)})
 
 
-def _ask(app: Celery, question: Any, change: tuple[str, str, str] | None = None) -> dict[str, Any]:
-    """Ask the active beat, or do what it would do if there is none; note who has made which change of which entry."""
+def _who() -> str:
+    """Return whose process this is, on which host, and which program."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # a container without a name for its user
+        user = str(os.getuid())
+    return f"{user}@{platform.node()}, {Path(*sys.argv[:1]).name}[{os.getpid()}]"
+
+
+def _ask(app: Celery, question: Any, looks: bool = False) -> dict[str, Any]:
+    """Ask the active beat, or do what it would do if there is none. Who only `looks` creates no queue."""
     answer, tries = None, Patience(PATIENCE)
     with connected(app.connection_for_write()) as connection:
         while True:
             try:
                 answer = ask(connection, queue_of(app), question, PATIENCE)
             except NotFound:
-                answer = _visit(app, question, looks=change is None)
+                answer = _visit(app, question, looks)
             except NoHolder:
                 answer = _visit(app, question)
             if answer is not None or not tries.pause():
                 break
-        is_done = answer is not None and not {"conflict", "error"} & answer.keys()
-        if change and is_done and connection.transport.driver_type == DRIVER_TYPE:
-            by, what, name = change
-            tell(connection, of_app(by, app.main), what, 1, [name])
     if answer is None:
         raise DelayError(f"no beat has answered within {PATIENCE:.0f} s: list the entries to see whether it is done")
     if "conflict" in answer:

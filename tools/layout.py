@@ -12,7 +12,7 @@ from typing import Any
 from amqp import Message
 
 from celery_rabbit_delay import upstream
-from celery_rabbit_delay.core import changes, headers, journal, notes, streams
+from celery_rabbit_delay.core import changes, headers, journal, streams
 from celery_rabbit_delay.core.changes import Pause
 from celery_rabbit_delay.core.destination import Destination
 from celery_rabbit_delay.core.keys import last_of_key
@@ -82,9 +82,8 @@ def stored() -> dict[str, str]:
         "cancelled stamps": changes.cancelled_stamps({"shop": ["1", "2"]}, Sent(3_000_000, "clock")),
         "void": changes.void(2, due=1),
         "replaced": changes.replaced(2, by=3, due=1),
-        "pause": changes.pause(Pause("mail", 5, "me", 3)),
+        "pause": changes.pause(Pause("mail", 5)),
         "restored": next(changes.restored(["seven"], Sent(3_000_000, "clock"))),
-        "note": notes.note(3, "ada@host", "cancelled", 1, ["seven"]),
         "last of a key": last_of_key("k", 2),
     }
     return {kind: message.hex(" ", 4) for kind, message in messages.items()}

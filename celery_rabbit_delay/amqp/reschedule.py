@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -28,10 +29,13 @@ from ..core.journal import Record
 from ..core.options import Options
 from ..core.plan import Now, Plan
 from ..core.streams import Unreadable
+from ..core.text import escape
 from ..core.unwrap import resent
 from .clocks import CLOCK
 from .replaying import ANYWHERE, Allowed
 from .schedule import to_message, waiting, write_changes
+
+logger = logging.getLogger(__name__)
 
 #: Milliseconds before its due time within which a message cannot be moved: consumers must learn of the move in time.
 TOO_LATE = 2000
@@ -129,6 +133,7 @@ def move(connection: kombu.Connection, records: Sequence[Record], due: datetime,
     channel.store(planned)
     # Only now: without the copy, the message would be lost.
     write_changes(connection, [_replaced(record, planned) for record in records])
+    logger.info("The task %s is moved from %s to %s", escape(first.id), headers_.moment(first.due), due)
 
 
 def _replaced(record: Record, planned: Plan) -> bytes:

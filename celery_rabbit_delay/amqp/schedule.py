@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import itertools
 import json
 import logging
 import math
@@ -18,7 +19,7 @@ from amqp import Message
 from amqp.exceptions import AMQPError
 
 from .. import upstream
-from ..core import changes, notes, streams
+from ..core import changes, streams
 from ..core import headers as headers_
 from ..core.changes import Changes, Pause
 from ..core.due import eta_in_utc
@@ -27,6 +28,7 @@ from ..core.fates import Fate, Fates
 from ..core.journal import Record
 from ..core.sent import Sent
 from ..core.streams import Unreadable
+from ..core.text import counted, escape
 from .clocks import sent_now, utc_ms
 from .destinations import QueueNames
 from .follower import Follower
@@ -36,6 +38,9 @@ logger = logging.getLogger(__name__)
 
 #: The exchange of Celery's remote control: its setting `control_exchange`, and what kombu.pidbox adds.
 CONTROL = "celery.pidbox"
+
+#: The ids that a line of the log names.
+_NAMED = 3
 
 #: Is called with the number of messages that were read from streams, and their total.
 Progress = Callable[[int, int], None]
@@ -293,27 +298,26 @@ def about(
     return answers
 
 
-def cancel(
-    connection: kombu.Connection,
-    ids: Collection[str],
-    copies: Collection[tuple[int, int]] = (),
-    by: str = "",
-) -> Sent:
+def cancel(connection: kombu.Connection, ids: Collection[str], copies: Collection[tuple[int, int]] = ()) -> Sent:
     """Cancel tasks by their ids, and recorded messages without an id; returns when, once that is stored.
 
-    `copies` are the numbers of those messages and their due times, in milliseconds since 1970. `by`: who is to be
-    noted. Raises `CascadeMissing` with `declare="passive"`, `NotPermitted`, and what py-amqp raises.
+    `copies` are the numbers of those messages and their due times, in milliseconds since 1970. Raises `CascadeMissing`
+    with `declare="passive"`, `NotPermitted`, and what py-amqp raises.
     """
-    sent, amount = sent_now(), len(ids) + len(copies)
-    if amount:
-        note = notes.note(sent.at // 1000, by, "cancelled", amount, ids)
-        write_changes(connection, [*changes.cancelled(ids, sent), *(changes.void(*copy) for copy in copies), note])
+    sent = sent_now()
+    if ids or copies:
+        write_changes(connection, [*changes.cancelled(ids, sent), *(changes.void(*copy) for copy in copies)])
+        logger.info("%s: %s", counted(len(ids) + len(copies), "tasks cancelled"), named(ids))
     return sent
 
 
-def pause(
-    connection: kombu.Connection, queue: str, names: QueueNames, until: datetime | str | None = None, by: str = ""
-) -> None:
+def named(ids: Iterable[str]) -> str:
+    """Return some ids for a line of a log, which names the first ones."""
+    first = [*itertools.islice(ids, _NAMED + 1)]
+    return escape(", ".join([*first[:_NAMED], *("…" for _ in first[_NAMED:])]))
+
+
+def pause(connection: kombu.Connection, queue: str, names: QueueNames, until: datetime | str | None = None) -> None:
     """Pause one of some queues: no worker takes messages from it, until a time or until it is resumed.
 
     Raises `InvalidDestination` for another queue, or one that loses messages meanwhile; `InvalidDelay` for a time that
@@ -324,17 +328,20 @@ def pause(
     end = None if until is None else headers_.milliseconds(eta_in_utc(until, zone, "until"))
     if end is not None and end <= utc_ms():
         raise InvalidDelay(f"until={str(until)!r} is in the past: use a later time, or none")
-    _write_pause(connection, Pause(queue, end, by, utc_ms()), "queue paused")
+    _write_pause(connection, Pause(queue, end))
 
 
-def resume(connection: kombu.Connection, queue: str, names: QueueNames, by: str = "") -> None:
+def resume(connection: kombu.Connection, queue: str, names: QueueNames) -> None:
     """End the pause of one of some queues. Raises what `pause` raises."""
     names.check(queue)
-    _write_pause(connection, Pause(queue, 0, by, utc_ms()), "queue resumed")
+    _write_pause(connection, Pause(queue, 0))
 
 
-def _write_pause(connection: kombu.Connection, one: Pause, what: str) -> None:
-    write_changes(connection, [changes.pause(one), notes.note(one.at, one.who, what, 1, [one.queue])])
+def _write_pause(connection: kombu.Connection, one: Pause) -> None:
+    write_changes(connection, [changes.pause(one)])
+    logger.info(
+        "The queue %r is %s", one.queue, "resumed" if one.until == 0 else f"paused until {one.end or 'it is resumed'}"
+    )
     tell_workers(connection)
 
 
@@ -363,11 +370,10 @@ def tell_workers(connection: kombu.Connection) -> None:
         connection.connection.sender.publish_now(message, CONTROL, "")
 
 
-def restore(connection: kombu.Connection, ids: Collection[str], by: str = "") -> None:
+def restore(connection: kombu.Connection, ids: Collection[str]) -> None:
     """Take back what cancelled some ids. What a worker has discarded is gone. As `cancel`."""
-    sent = sent_now()
-    note = notes.note(sent.at // 1000, by, "restored", len(ids), ids)
-    write_changes(connection, [*changes.restored(ids, sent), note])
+    write_changes(connection, changes.restored(ids, sent_now()))
+    logger.info("%s: %s", counted(len(ids), "ids restored"), named(ids))
 
 
 def read_changes(connection: kombu.Connection) -> Iterator[bytes]:

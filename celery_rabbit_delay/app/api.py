@@ -15,7 +15,6 @@ from ..amqp import schedule
 from ..amqp.batch import MAX_SIZE, collect
 from ..amqp.connecting import closing, ensure_connection
 from ..amqp.destinations import QueueNames
-from ..amqp.history import moved_to, tell, who_calls
 from ..amqp.replaying import Allowed
 from ..amqp.schedule import Scheduled
 from ..amqp.schemes import TRANSPORTS
@@ -115,7 +114,7 @@ def _change(app: Celery, ids: Iterable[str | UUID], write: Callable[..., object]
     texts = [_text_of(id_) for id_ in ids]
 
     if texts:
-        _write(app, lambda connection: write(connection, texts, by=who_calls(app.main)))
+        _write(app, lambda connection: write(connection, texts))
 
 
 def reschedule(
@@ -141,7 +140,6 @@ def reschedule(
         due = due_at(eta, countdown, datetime.now(timezone.utc), zone)
         allowed = Allowed(None if any_queue else queues_of(app))
         amqp_reschedule.reschedule(connection, text, due, allowed)
-        tell(connection, who_calls(app.main), moved_to(due), 1, [text])
 
 
 def pause(app: Celery, queue: str, until: datetime | str | None = None, *, any_queue: bool = False) -> None:
@@ -155,14 +153,14 @@ def pause(app: Celery, queue: str, until: datetime | str | None = None, *, any_q
     """
     _check_name(queue)
     names = QueueNames(queues_of(app), only=not any_queue)
-    _write(app, lambda connection: schedule.pause(connection, queue, names, until, who_calls(app.main)))
+    _write(app, lambda connection: schedule.pause(connection, queue, names, until))
 
 
 def resume(app: Celery, queue: str, *, any_queue: bool = False) -> None:
     """End the pause of a queue, if it is paused. Raises the errors of `pause`."""
     _check_name(queue)
     names = QueueNames(queues_of(app), only=not any_queue)
-    _write(app, lambda connection: schedule.resume(connection, queue, names, who_calls(app.main)))
+    _write(app, lambda connection: schedule.resume(connection, queue, names))
 
 
 def paused(app: Celery, *, any_queue: bool = False) -> dict[str, datetime | None]:

@@ -22,11 +22,10 @@ from ..amqp.clocks import sent_now
 from ..amqp.confirms import NotStored
 from ..amqp.connecting import ensure_connection
 from ..amqp.connection import advice_on_release, warning_of_release
-from ..amqp.history import who_calls
 from ..amqp.receiving import Following, known_to
 from ..amqp.schedule import CONTROL, write_changes
 from ..amqp.stream_writer import until_there_is_a_leader
-from ..core import changes, notes, streams
+from ..core import changes, streams
 from ..core.changes import KEPT, Changes
 from ..core.errors import DelayError
 from ..core.options import DRIVER_TYPE
@@ -71,19 +70,14 @@ def as_text(ids: Any) -> Any:
     return str(ids) if isinstance(ids, uuid.UUID) else ids
 
 
-def changes_in(command: str, arguments: Mapping[str, Any], sent: Sent, app: str | None = None) -> list[bytes]:
+def changes_in(command: str, arguments: Mapping[str, Any], sent: Sent) -> list[bytes]:
     """Return the messages for the stream of changes that one of Celery's remote control commands needs, sent then."""
     if command in ("revoke", "terminate"):
         ids = as_text(arguments.get("task_id")) or []
-        named = list(map(str, ids if isinstance(ids, list) else [ids]))
-        messages = list(changes.cancelled(named, sent))
-    elif command == "revoke_by_stamped_headers":
-        stamps = _stamps_in(arguments.get("headers"))
-        messages = [changes.cancelled_stamps(stamps, sent)] if stamps else []
-        named = [f"{name}={value}" for name, value in stamps.items()]
-    else:
-        return []
-    return [*messages, notes.note(sent.at // 1000, who_calls(app), command, len(named), named)] if messages else []
+        return list(changes.cancelled(map(str, ids if isinstance(ids, list) else [ids]), sent))
+    if command == "revoke_by_stamped_headers" and (stamps := _stamps_in(arguments.get("headers"))):
+        return [changes.cancelled_stamps(stamps, sent)]
+    return []
 
 
 def _stamps_in(headers: Any) -> dict[str, Any]:
@@ -118,7 +112,7 @@ class DelayedControl:
 
     def _keep(self, command: str, arguments: Mapping[str, Any], sent: Sent) -> None:
         try:
-            if messages := changes_in(command, arguments, sent, self.app.main):
+            if messages := changes_in(command, arguments, sent):
                 with self.app.producer_or_acquire() as producer:
                     if producer.connection.transport.driver_type == DRIVER_TYPE:
                         producer.connection.default_channel  # noqa: B018  connects: a pool may contain closed connections

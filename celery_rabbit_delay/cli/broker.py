@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import click
 import kombu
 
 from .. import operate
 from ..amqp import connection as connection_
-from ..amqp import history as history_
 from ..core.text import counted, escape
 from .output import EXIT_PROBLEMS
 from .parameters import management_option, priorities_option
@@ -63,8 +60,6 @@ def setup(target: Target, priorities: bool, prune: bool, management_url: str | N
         wanted = operate.wanted(connection, known, priorities, ahead, management)
         lacking = operate.setup(connection, wanted, known, ahead)
         click.echo(f"{wanted[0].root}: {sum(len(cascade.levels) for cascade in wanted)} levels exist")
-        tell = partial(history_.tell, connection, target.who, creates=False)
-        tell("cascades set up", len(wanted), [cascade.root for cascade in wanted])
         _show_way(connection)
         for destination in lacking:
             click.echo(f"skipped {destination}: it does not exist")
@@ -73,7 +68,6 @@ def setup(target: Target, priorities: bool, prune: bool, management_url: str | N
             useless, idle = operate.prune(connection, management, kept)
             click.echo(f"{counted(len(useless), 'outboxes')} deleted, because they led nowhere")
             click.echo(f"{counted(len(idle), 'outboxes')} deleted, because nothing was led there in the last hour")
-            tell("outboxes deleted", len(useless) + len(idle), [*useless, *idle])
 
 
 def _show_way(connection: kombu.Connection) -> None:

@@ -40,7 +40,6 @@ class _Standalone(Group):
         tasks.run_now,
         tasks.pause,
         tasks.resume,
-        tasks.history,
         periodic.periodic,
         web.web,
         web.metrics,

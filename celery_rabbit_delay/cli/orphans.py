@@ -7,7 +7,6 @@ import json
 import click
 
 from .. import operate
-from ..amqp import history as history_
 from ..core.text import escape
 from ..operate import Orphan
 from .output import EXIT_INTERRUPTED, EXIT_PROBLEMS, format_time, until_interrupted, utc_option
@@ -73,7 +72,6 @@ def replay(target: Target, limit: int, any_queue: bool) -> None:
                 else:
                     stayed += 1
                     click.echo(f"stays: {format_orphan(orphan)}: {escape(refused)}")
-        history_.tell(connection, target.who, "orphans sent on", sent)
     click.echo(f"{sent:,} sent on, {stayed:,} stay")
     if is_interrupted():
         click.echo("interrupted: run this again to send the others", err=True)
@@ -91,7 +89,6 @@ def purge(target: Target, any_queue: bool) -> None:
     """Remove all orphans for the queues of the app, for good."""
     with target.connected() as connection:
         removed, left = operate.purge(connection, target.names(any_queue))
-        history_.tell(connection, target.who, "orphans removed", removed)
     click.echo(f"{removed:,} removed")
     if left:
         click.echo(f"for other queues than those of the app: {left:,}, see --any-queue", err=True)

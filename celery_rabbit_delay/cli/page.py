@@ -32,9 +32,9 @@ def page(
     """Return the web page of a Celery app as a WSGI application (PEP 3333), to be mounted at any path.
 
     Whoever can reach that path can see and change what waits: the application that mounts it has to check the login.
-    The page notes what was done by the `REMOTE_USER` of the request. `secret` signs its cookie, and is the same in all
-    processes. `links` lead to other pages about a task: names and URLs, in which `{id}` stands for its id. The other
-    arguments are those of the command `web`.
+    The page logs what was done by the `REMOTE_USER` of the request, at INFO. `secret` signs its cookie, and is the same
+    in all processes. `links` lead to other pages about a task: names and URLs, in which `{id}` stands for its id. The
+    other arguments are those of the command `web`.
 
     The first request raises `UnsupportedConfiguration` if `install` was not called, or if the extra `web` is missing,
     and `IndexUnusable`. Raises `ValueError` for a link without `{id}`.

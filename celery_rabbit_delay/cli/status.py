@@ -12,7 +12,6 @@ import click
 import kombu
 
 from .. import operate
-from ..amqp import history as history_
 from ..amqp import schedule as schedule_
 from ..amqp.destinations import QueueNames
 from ..core import streams
@@ -63,7 +62,7 @@ def status(
                     click.clear()
                 _show(found, _recorded(target.names(any_queue), connection, found), levels)
                 for one in paused:
-                    click.echo(fit(escape(_shown_pause(one, target.app_name))))
+                    click.echo(fit(escape(_shown_pause(one))))
             beat = target.beat(connection)  # at last: during an alarm it cannot be asked
             if as_json:
                 click.echo(json.dumps(_as_data(found, beat, paused), default=datetime.isoformat))
@@ -101,9 +100,8 @@ def _paused(names: QueueNames, connection: kombu.Connection, found: Status) -> l
         return []
 
 
-def _shown_pause(one: Pause, app: str | None) -> str:
-    until = f" until {format_time(one.end)}" if one.end else ""
-    return f"{one.queue} is paused{until}" + (f" by {history_.within_app(one.who, app)}" if one.who else "")
+def _shown_pause(one: Pause) -> str:
+    return f"{one.queue} is paused" + (f" until {format_time(one.end)}" if one.end else "")
 
 
 def held_up_data(held_up: HeldUp) -> dict[str, Any]:
@@ -124,7 +122,7 @@ def _as_data(found: Status, beat: BeatStatus | None, paused: list[Pause]) -> dic
         "streams": [stream._asdict() for stream in found.streams],
         "destinations": found.destinations,
         "stuck": None if found.held_up is None else list(map(held_up_data, found.held_up)),
-        "paused": [{"queue": one.queue, "until": one.end, "who": one.who} for one in paused],
+        "paused": [{"queue": one.queue, "until": one.end} for one in paused],
         "beat": beat and {"process": beat.process, "entries": [one._asdict() for one in beat.entries]},
     }
 

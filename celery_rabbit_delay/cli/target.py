@@ -18,7 +18,6 @@ from kombu.exceptions import OperationalError
 
 from .. import operate
 from ..amqp import connecting as connecting_
-from ..amqp import history as history_
 from ..amqp import schemes as schemes_
 from ..amqp.destinations import QueueNames, destinations_of
 from ..amqp.replaying import Allowed
@@ -52,14 +51,6 @@ _UNREADABLE = (
 
 class Target(ABC):
     """The cascade that a command is for."""
-
-    #: The name of the app, if it has one.
-    app_name: str | None = None
-
-    @property
-    def who(self) -> str:
-        """Who is to be noted."""
-        return history_.of_app(history_.who(), self.app_name)
 
     @abstractmethod
     def connection(self) -> kombu.Connection:
@@ -136,7 +127,7 @@ class AppTarget(Target):
     """The cascade of a Celery app."""
 
     def __init__(self, app: Any) -> None:
-        self.app, self.app_name = app, app.main
+        self.app = app
 
     def connection(self) -> kombu.Connection:
         urls = self.app.conf.broker_write_url or ""

@@ -1,4 +1,4 @@
-"""Commands for the schedule: list, show, cancel, restore, reschedule, run-now, pause, resume, history."""
+"""Commands for the schedule: list, show, cancel, restore, reschedule, run-now, pause, resume."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from typing import Any, TypeVar
 import click
 import kombu
 
-from ..amqp import history as history_
 from ..amqp import reschedule as reschedule_
 from ..amqp import schedule as schedule_
 from ..amqp.destinations import QueueNames
@@ -19,7 +18,7 @@ from ..amqp.schedule import About, Scheduled
 from ..core.due import due_at
 from ..core.errors import NotPermitted, StreamUnavailable
 from ..core.fates import Fate
-from ..core.headers import milliseconds, moment
+from ..core.headers import milliseconds
 from ..core.search import Word, matching, parse
 from ..core.sent import Sent
 from ..core.streams import Unreadable
@@ -207,13 +206,13 @@ def cancel(
     problems: list[str] = []
     with target.connected(recorded=True) as connection:
         if ids:
-            sent = schedule_.cancel(connection, ids, by=target.who)
+            sent = schedule_.cancel(connection, ids)
             _tell_of_ids(connection, ids, sent, target.names(any_queue=True), as_json)
         else:
             found = list(_found(target, connection, problems.append, any_queue=any_queue, **filters))
             _ask(f"Cancel {counted(len(found), 'tasks')} for good?", found, yes)
             without_id = [(one.number, milliseconds(one.due)) for one in found if not one.id]
-            schedule_.cancel(connection, [one.id for one in found if one.id], without_id, target.who)
+            schedule_.cancel(connection, [one.id for one in found if one.id], without_id)
             lines = [json.dumps(_as_data(one)) for one in found] if as_json else [f"{len(found):,} cancelled"]
             for line in lines:
                 click.echo(line)
@@ -250,7 +249,7 @@ def restore(target: Target, /, ids: tuple[str, ...]) -> None:
     it stays cancelled by a stamp.
     """
     with target.connected(recorded=True) as connection:
-        schedule_.restore(connection, ids, target.who)
+        schedule_.restore(connection, ids)
         known = _known(connection, ids, target.names(any_queue=True))
     stay = [one.id for one in known if any(found.fate is Fate.CANCELLED for found in one.messages)]
     for one in known:
@@ -259,29 +258,6 @@ def restore(target: Target, /, ids: tuple[str, ...]) -> None:
     click.echo(counted(len(ids), "ids restored"))
     if stay:
         raise SystemExit(EXIT_PROBLEMS)
-
-
-@click.command(short_help="List who has changed what.")
-@click.option("--limit", type=click.IntRange(1), default=100, show_default=True, help="List at most this many changes.")
-@utc_option
-@json_option
-@pass_target
-def history(target: Target, /, limit: int, as_json: bool) -> None:
-    """List who has cancelled, restored, moved or removed what, the newest first: by page, command or program.
-
-    Anyone who may publish to ingest can write such a note.
-    """
-    with target.connected(recorded=True) as connection:
-        found = history_.history(connection, limit)
-    for one in found:
-        at = moment(one.at)
-        if as_json:
-            click.echo(json.dumps({**one._asdict(), "at": at.isoformat()}))
-        else:
-            who = history_.within_app(one.who, target.app_name)
-            click.echo(escape(f"{format_time(at)}  {who}  {one}"))
-    if not found:
-        click.echo("nothing was changed", err=True)
 
 
 def _known(
@@ -341,7 +317,7 @@ def pause(target: Target, /, queue: str, until: str | None, any_queue: bool) -> 
     What is sent to it or due stays in it, in order. What a worker has taken already still runs.
     """
     with target.connected(recorded=True) as connection:
-        schedule_.pause(connection, queue, target.names(any_queue), until, target.who)
+        schedule_.pause(connection, queue, target.names(any_queue), until)
     click.echo(escape(f"{queue} is paused until {until or '`resume`'}"))
 
 
@@ -352,7 +328,7 @@ def pause(target: Target, /, queue: str, until: str | None, any_queue: bool) -> 
 def resume(target: Target, /, queue: str, any_queue: bool) -> None:
     """End the pause of a queue: workers consume it again. Without a pause nothing changes."""
     with target.connected(recorded=True) as connection:
-        schedule_.resume(connection, queue, target.names(any_queue), target.who)
+        schedule_.resume(connection, queue, target.names(any_queue))
     click.echo(escape(f"{queue} is not paused"))
 
 
@@ -373,12 +349,11 @@ def _move(
         due = due_at(eta, countdown, now, zone)
     with target.connected(recorded=True) as connection:
         past = f"{format_time(due)} is in the past" if due < now else ""
-        allowed, what = target.allowed(any_queue), history_.moved_to(due)
+        allowed = target.allowed(any_queue)
         if past and ids:
             _ask(f"{past}: run {counted(len(ids), 'tasks')} now?", ids, yes)
         if len(ids) == 1:
             reschedule_.reschedule(connection, ids[0], due, allowed)
-            history_.tell(connection, target.who, what, 1, ids)
             click.echo(f"due {format_time(due)}")
             return
         found: set[int] = set()
@@ -388,18 +363,15 @@ def _move(
             tasks = counted(len(found), "tasks")
             _ask(f"{past}: run {tasks} now?" if past else f"Make {tasks} due {format_time(due)}?", found, yes)
             due = max(due, due_at(eta, countdown, datetime.now(timezone.utc), zone))  # the answer took its time
-        moved: list[str] = []
+        moved = 0
         moving = reschedule_.reschedule_all(connection, ids, found, due, allowed)
-        try:
-            with until_interrupted(moving) as (results, is_interrupted):
-                for id_, refused in results:
-                    if refused:
-                        problems.append(str(refused))
-                    else:
-                        moved.append(id_)
-        finally:
-            history_.tell(connection, target.who, what, len(moved), moved)
-        click.echo(f"{len(moved):,} due {format_time(due)}")
+        with until_interrupted(moving) as (results, is_interrupted):
+            for _, refused in results:
+                if refused:
+                    problems.append(str(refused))
+                else:
+                    moved += 1
+        click.echo(f"{moved:,} due {format_time(due)}")
     if is_interrupted():
         click.echo("interrupted: run this again to move the others", err=True)
         raise SystemExit(EXIT_INTERRUPTED)

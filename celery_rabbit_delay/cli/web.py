@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from .parameters import any_queue_option, management_option, other_queues_option
-from .target import Target, handle_errors, pass_target, snapshot_of
+from .target import AppTarget, Target, handle_errors, pass_target, snapshot_of
 
 if TYPE_CHECKING:
     from ..web.operations import Broker
@@ -110,7 +110,7 @@ def broker_of(target: Target, management_url: str | None, any_queue: bool = Fals
         target.allowed(any_queue),
         target.beat,
         target.periodic,
-        target.app_name,
+        isinstance(target, AppTarget),
     )
 
 

@@ -43,12 +43,10 @@ _LATEST = 253_402_300_799_999
 
 
 class Pause(NamedTuple):
-    """A queue from which no worker takes messages. Times are in milliseconds since 1970."""
+    """A queue from which no worker takes messages, until a time in milliseconds since 1970."""
 
     queue: str
     until: int | None = None  # None: until it is resumed, by another one for the queue that is over
-    who: str = ""  # has paused it
-    at: int = 0  # when
 
     @property
     def end(self) -> datetime | None:
@@ -221,9 +219,8 @@ class Changes:
         elif kind == _VOID:
             self._replace(*_COPIES.unpack(content))
         elif kind == _PAUSE:
-            queue, until, who, at = json.loads(content)
-            until = None if until is None else _time(until)
-            self._add_pause(Pause(str(queue)[:_MAX_ID], until, str(who)[:_MAX_ID], _time(at)))
+            queue, until = json.loads(content)
+            self._add_pause(Pause(str(queue)[:_MAX_ID], None if until is None else _time(until)))
         return []
 
     def _add(self, known: _Newest, ids: Iterable[bytes | str], sent: bytes) -> None:

@@ -1,13 +1,13 @@
 """The streams beside the cascades of a prefix: what was sent, and what was changed afterwards. Pure.
 
     {streams_root}.journal.600    a copy of each delayed message whose delay is at most 600 s, and so on up to `max`
-    {streams_root}.changes        what was cancelled, restored and moved, paused queues, and who did it
+    {streams_root}.changes        what was cancelled, restored and moved, and paused queues
     {streams_root}.keys           for each `x-delay-key`, the message that was sent last
 
 A stream keeps its messages for a limited time (https://www.rabbitmq.com/docs/streams#retention). Messages with delays
 of different lengths go to different streams, so that none is kept much longer than it waits.
 
-What the messages contain is in the modules `journal`, `changes`, `notes` and `keys`. The first byte of a message tells
+What the messages contain is in the modules `journal`, `changes` and `keys`. The first byte of a message tells
 its kind.
 """
 

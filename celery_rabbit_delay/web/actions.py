@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from datetime import datetime, timezone
 from functools import partial
@@ -9,7 +10,6 @@ from typing import Any
 
 from flask import Flask, abort, flash, redirect, render_template, request, url_for
 
-from ..amqp import history as history_
 from ..amqp import schedule as schedule_
 from ..amqp.clocks import utc_ms
 from ..core import headers as headers_
@@ -19,6 +19,8 @@ from .database import reading
 from .operations import Done, Operations, or_reason
 from .overview import Overview
 from .printing import printable
+
+logger = logging.getLogger(__name__)
 
 
 def add_actions(site: Flask, operations: Operations, overview: Overview) -> None:
@@ -38,14 +40,12 @@ def add_actions(site: Flask, operations: Operations, overview: Overview) -> None
         """Return the user whom the server or the application in front has authenticated, or else the address."""
         return printable(request.remote_user or request.remote_addr or "unknown", 100)
 
-    def who() -> str:
-        return history_.of_app(user(), operations.broker.app)
-
     def answer(act: Callable[[], Done]) -> Any:
         done = or_reason(act)
         if isinstance(done, str):
             flash(printable(done, 500), "bad")
         else:
+            logger.info("%s, by %s", counted(done.amount, done.what), user())
             flash(counted(done.amount, done.what), "good" if done.amount else "bad")
             for refused in done.refused[:5]:
                 flash(printable(refused, 300), "bad")
@@ -57,20 +57,20 @@ def add_actions(site: Flask, operations: Operations, overview: Overview) -> None
     def reschedule() -> Done:
         numbers, due = selected(), forms.due()
         shown = plot.text(headers_.milliseconds(due), forms.zone(), "%Y-%m-%d %H:%M:%S %Z")
-        return operations.move(numbers, due, who(), f"moved to {shown}")
+        return operations.move(numbers, due, f"moved to {shown}")
 
     def at_once() -> Done:
-        return operations.move(selected(), datetime.now(timezone.utc), who(), "due at once")
+        return operations.move(selected(), datetime.now(timezone.utc), "due at once")
 
     acts: dict[str, Callable[[], Done]] = {
-        "/cancel": lambda: operations.cancel(selected(), who()),
-        "/restore": lambda: operations.restore(selected(), who()),
+        "/cancel": lambda: operations.cancel(selected()),
+        "/restore": lambda: operations.restore(selected()),
         "/run-now": at_once,
         "/reschedule": reschedule,
-        "/pause": lambda: operations.on_queue("paused", schedule_.pause, request.form["queue"], forms.until(), who()),
-        "/resume": lambda: operations.on_queue("resumed", schedule_.resume, request.form["queue"], who()),
-        "/orphans/replay": lambda: operations.replay(forms.marks(), who()),
-        "/orphans/remove": lambda: operations.remove(forms.marks(), who()),
+        "/pause": lambda: operations.on_queue("paused", schedule_.pause, request.form["queue"], forms.until()),
+        "/resume": lambda: operations.on_queue("resumed", schedule_.resume, request.form["queue"]),
+        "/orphans/replay": lambda: operations.replay(forms.marks()),
+        "/orphans/remove": lambda: operations.remove(forms.marks()),
     }
     for path, act in acts.items():
         name = path.rpartition("/")[2].replace("-", "_")
@@ -78,8 +78,8 @@ def add_actions(site: Flask, operations: Operations, overview: Overview) -> None
 
     @site.post("/periodic/<any(enable, disable, remove, run_now):act>")
     def edit_entry(act: str) -> Any:
-        seen = {} if act == "run_now" else forms.version()
-        return answer(lambda: operations.periodic(act, request.form["name"], **seen, by=user()))
+        more = {} if act == "run_now" else {**forms.version(), "by": user()}
+        return answer(lambda: operations.periodic(act, request.form["name"], **more))
 
     @site.post("/periodic")
     def write_entry() -> Any:

@@ -18,12 +18,11 @@ from typing import Any, NamedTuple
 from ..amqp import schedule as schedule_
 from ..amqp.destinations import QueueNames
 from ..amqp.stream_consumer import Place, StreamMessage
-from ..core import notes, streams
+from ..core import streams
 from ..core.changes import Pause
 from ..core.fates import Fates
 from ..core.headers import X_DELAY_SENT, own
 from ..core.journal import Record
-from ..core.notes import Note
 from ..core.streams import Unreadable
 from .database import (
     STATES,
@@ -56,9 +55,6 @@ _INSERT = """INSERT OR IGNORE INTO message
     VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"""
 
 _JUDGED = "number, due, id, sent, marks"
-
-#: The changes that somebody has made that are kept.
-_NOTES = 100
 
 #: The endings of the names of streams that are read from their beginning at each start.
 _READ_ANEW = (".changes", ".keys")
@@ -149,7 +145,6 @@ class Index:
 
     def _begin(self) -> None:
         """Go on where the file stops; what was said of messages is read anew, for it is kept in memory."""
-        self.notes: tuple[Note, ...] = ()  # who has changed what, the newest first
         self._now = 0
         self._fates = Fates(lambda: self._now / 1000)
         self._void: list[int] = []  # numbers of copies that became void since the last transaction
@@ -181,7 +176,6 @@ class Index:
                 with suppress(Unreadable):
                     told += said.changes.apply(entry.body)
                     said.keys.apply(entry.body)
-                    self.notes = (*notes.read(entry.body), *self.notes)[:_NOTES]
                     rows += self._rows(self._fates.apply(entry.body), queues, entry)
             # The retry of a message with a key keeps its number, and that message may not be pruned yet.
             again = [(row[0], row[1]) for row in rows if row[_RETRIES]]

@@ -20,7 +20,6 @@ from ..amqp.stream_consumer import StreamMessage, StreamReplaced
 from ..core import streams
 from ..core.changes import Pause
 from ..core.errors import DelayError, StreamUnavailable
-from ..core.notes import Note
 from ..core.topology import Stream
 from .database import IndexDamaged, noticing_damage
 from .index import Counts, Index
@@ -81,11 +80,6 @@ class Indexer:
         self.on_damage: Callable[[], object] = lambda: None
         self._thread = threading.Thread(target=self.run, name="indexer", daemon=True)
         self.is_ready = threading.Event()  # is set when the index is up to date for the first time
-
-    @property
-    def notes(self) -> tuple[Note, ...]:
-        """Who has changed what, the newest first."""
-        return self._index.notes
 
     def start(self) -> None:
         self._thread.start()

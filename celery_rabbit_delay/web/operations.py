@@ -15,7 +15,6 @@ from kombu.exceptions import OperationalError
 
 from .. import operate
 from ..amqp import connecting as connecting_
-from ..amqp import history as history_
 from ..amqp import reschedule as reschedule_
 from ..amqp import schedule as schedule_
 from ..amqp.clocks import utc_ms
@@ -62,7 +61,7 @@ class Broker(NamedTuple):
     allowed: Allowed = Allowed(())  # destinations of orphans and of tasks that are moved
     beat: Callable[[kombu.Connection], BeatStatus | None] = lambda connection: None  # None: no beat of this package
     periodic: Callable[..., object] = lambda act, name, **more: None  # calls a function of the API for an entry
-    app: str | None = None  # its name
+    is_app: bool = False  # an app that has a beat
 
 
 class Done(NamedTuple):
@@ -103,57 +102,54 @@ class Operations:
         with self._turn, self._connected() as connection:
             yield connection
 
-    def cancel(self, numbers: Iterable[int], by: str) -> Done:
-        """Cancel waiting messages by the numbers of their records; `by` is who does it."""
+    def cancel(self, numbers: Iterable[int]) -> Done:
+        """Cancel waiting messages by the numbers of their records."""
         with self._acting() as connection:
             self.indexer.catch_up(connection)
             found, refused = self._found(numbers)
             ids = dict.fromkeys(row.id for row in found if row.id)
             without_id = [(row.number, row.due) for row in found if not row.id]
             if found:
-                schedule_.cancel(connection, ids, without_id, by)
+                schedule_.cancel(connection, ids, without_id)
                 self.indexer.catch_up(connection)
         return Done(len(ids) + len(without_id), "cancelled", refused)
 
-    def restore(self, numbers: Iterable[int], by: str) -> Done:
+    def restore(self, numbers: Iterable[int]) -> Done:
         """Take back what has cancelled messages, by the numbers of their records."""
         with self._acting() as connection:
             self.indexer.catch_up(connection)
             found, refused = self._found(numbers, CANCELLED)
             ids = dict.fromkeys(row.id for row in found if row.id)
             if ids:
-                schedule_.restore(connection, ids, by)
+                schedule_.restore(connection, ids)
                 self.indexer.catch_up(connection)
                 stay, _ = self._found((row.number for row in found), CANCELLED)
                 refused += [f"{row.id} stays cancelled by a stamp" for row in stay]
         return Done(len(ids), "restored", refused)
 
-    def move(self, numbers: Iterable[int], due: datetime, by: str, what: str) -> Done:
-        """Give waiting messages another due time, by the numbers of their records; `by` is who does it."""
-        moved: list[str] = []
+    def move(self, numbers: Iterable[int], due: datetime, what: str) -> Done:
+        """Give waiting messages another due time, by the numbers of their records."""
+        moved = 0
         covered: set[int] = set()  # numbers of all copies of the moved messages
         with self._acting() as connection:
             with Follower(connection, 10) as follower:
                 self.indexer.catch_up(connection)
                 found, refused = self._found(numbers)
-                try:
-                    for row in found:
-                        if row.number in covered:
-                            continue
-                        try:
-                            with reading(self.indexer.path) as db:
-                                copies = search.copies(db, row, utc_ms())
-                            records = [self._record(follower, one) for one in copies]
-                            reschedule_.move(connection, records, due, self.broker.allowed)
-                            covered.update(copy.number for copy in copies)
-                            moved.append(row.id or str(row.number))
-                        except DelayError as exc:
-                            name, why = row.id or str(row.number), str(exc)
-                            refused.append(why if name in why else f"{name}: {why}")
-                finally:
-                    history_.tell(connection, by, history_.moved_to(due), len(moved), moved)
+                for row in found:
+                    if row.number in covered:
+                        continue
+                    try:
+                        with reading(self.indexer.path) as db:
+                            copies = search.copies(db, row, utc_ms())
+                        records = [self._record(follower, one) for one in copies]
+                        reschedule_.move(connection, records, due, self.broker.allowed)
+                        covered.update(copy.number for copy in copies)
+                        moved += 1
+                    except DelayError as exc:
+                        name, why = row.id or str(row.number), str(exc)
+                        refused.append(why if name in why else f"{name}: {why}")
             self.indexer.catch_up(connection)
-        return Done(len(moved), what, refused)
+        return Done(moved, what, refused)
 
     def on_queue(self, what: str, change: Callable[..., None], queue: str, *more: object) -> Done:
         """Pause or resume a queue: call a function of `operate`."""
@@ -200,19 +196,17 @@ class Operations:
             found = operate.orphans(connection, ORPHANS, self.broker.allowed)
         return list(filter(operate.are_for(self.broker.names), found))
 
-    def replay(self, marks: Iterable[str], by: str) -> Done:
+    def replay(self, marks: Iterable[str]) -> Done:
         """Send the orphans with some marks to their destinations."""
         with self._acting() as connection, self._turn_at_orphans:
             results = list(operate.replay(connection, ORPHANS, self.broker.allowed, _chosen(marks)))
-            history_.tell(connection, by, "orphans sent on", sum(reason is None for _, reason in results))
         refused = [f"{orphan.task or orphan.routing_key}: {reason}" for orphan, reason in results if reason is not None]
         return Done(len(results) - len(refused), "sent on", refused)
 
-    def remove(self, marks: Iterable[str], by: str) -> Done:
+    def remove(self, marks: Iterable[str]) -> Done:
         """Remove the orphans with some marks."""
         with self._acting() as connection, self._turn_at_orphans:
             removed = operate.remove(connection, ORPHANS, _chosen(marks))
-            history_.tell(connection, by, "orphans removed", removed)
         return Done(removed, "removed")
 
     def status(self) -> Status:

@@ -9,7 +9,6 @@ from urllib.parse import quote
 
 from flask import Flask, Response, render_template, request
 
-from ..amqp import history as history_
 from ..amqp.clocks import utc_ms
 from ..core import headers as headers_
 from ..core.text import counted, span
@@ -41,7 +40,6 @@ def create(setting: Setting, broker: Broker, indexer: Indexer) -> Flask:
     overview = Overview(operations)
     add_guard(site, setting)
     _filters(site)
-    site.jinja_env.filters["who"] = lambda who: printable(history_.within_app(who, broker.app), 255)
     add_views(site, operations, overview)
     add_actions(site, operations, overview)
 

@@ -113,8 +113,7 @@ def add_views(site: Flask, operations: Operations, overview: Overview) -> None:
             entries=list(matching(words, known, forms.searched)),
             most=_ENTRIES,
             verified=operations.verified,
-            notes=operations.indexer.notes,
-            app=operations.broker.app,
+            is_app=operations.broker.is_app,
         )
 
     @site.get("/periodic")

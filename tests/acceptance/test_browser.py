@@ -500,7 +500,6 @@ def test_all_that_match_are_cancelled_at_once_and_then_listed(
         shows(chrome, f"{found} found", "#found")
         (pictures / f"cancelled-{width}.png").write_bytes(chrome.get_screenshot_as_png())
         (pictures / f"health-{width}.png").write_bytes(picture(chrome, site, width, height, scheme, "/health"))
-        shows(chrome, f"{found} cancelled:", "#history")
         chrome.get(f"{site.url}/?state=cancelled")
         click(chrome, "#rows tbody tr input")
         shows(chrome, "1 selected", "#acts")

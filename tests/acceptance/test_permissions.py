@@ -118,7 +118,7 @@ def test_a_beat_the_commands_and_who_only_watches_can_do_all_they_do_with_what_t
         assert not re.search("ACCESS_REFUSED|permission denied", done.text)
         return done.out
 
-    for asked in ("status", "status --management-url API", "list", "history", "metrics --management-url API"):
+    for asked in ("status", "status --management-url API", "list", "metrics --management-url API"):
         command(watcher, *asked.split())
     command(watcher, "show", sent)
     assert sent in command(watcher, "list")

@@ -176,9 +176,7 @@ def test_tasks_are_cancelled_moved_and_run_alone_and_together(vhost: Vhost, make
     assert "max_delay" in site.post("/reschedule", number=number_of(site, ids[4]), delay="in 1 week")
 
 
-def test_each_page_shows_who_has_changed_what_and_what_was_cancelled_can_be_restored(
-    vhost: Vhost, make_app: MakeApp, serve: Serve
-) -> None:
+def test_what_was_cancelled_can_be_restored_on_another_page(vhost: Vhost, make_app: MakeApp, serve: Serve) -> None:
     vhost.declare("celery", "q")
     ids = ["a", "b", "c"]
     with vhost.connection(**RECORDED) as connection:
@@ -190,16 +188,10 @@ def test_each_page_shows_who_has_changed_what_and_what_was_cancelled_can_be_rest
         assert "1 cancelled" in site.post("/cancel", number=number)
     assert site.numbers("/") == []
     assert "1 restored" in site.post("/restore", number=numbers[1])
-    shows(another, "1 cancelled: a", "1 restored: b", path="/health")
     wait_until(lambda: len(another.numbers("/?state=cancelled")) == 2, "the other page lists them")
     for number in numbers[::2]:
         assert "1 restored" in another.post("/restore", number=number)
     wait_until(lambda: len(site.numbers("/")) == 3, "all wait again")
-    with vhost.connection() as connection:
-        schedule_.cancel(connection, ["a"], by="ada@host")
-    for page in (site, another):
-        shows(page, "<td>ada@host</td><td>1 cancelled: a</td>", "127.0.0.1", path="/health")
-        assert len(page.numbers("/")) == 2
 
 
 def test_a_message_without_an_id_is_cancelled(vhost: Vhost, serve: Serve) -> None:

@@ -24,7 +24,6 @@ from kombu.utils import functional
 import celery_rabbit_delay
 from celery_rabbit_delay import InvalidDelay, Options, operate
 from celery_rabbit_delay.amqp import connecting as connecting_
-from celery_rabbit_delay.amqp import history as history_
 from celery_rabbit_delay.amqp import schedule as schedule_
 from celery_rabbit_delay.amqp.schedule import Scheduled
 from celery_rabbit_delay.cli import groups, output, status, target, tasks
@@ -253,26 +252,6 @@ def test_status_tells_a_missing_level_from_a_missing_cascade(
     monkeypatch.setattr(operate, "recorded", lambda *arguments: None)
     shown = run("status")
     assert (shown.exit_code, shown.stdout) == (3, f"{sum(filter(None, ready))} wait\n{told}\n")
-
-
-def test_what_setup_changes_is_noted_where_there_is_a_history(away: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[Any] = []
-    cascade = Options().cascade
-    for name, answer in {
-        "wanted": [cascade],
-        "setup": [],
-        "holds_messages": True,
-        "outbox_names": (),
-        "prune": (["a"], ["b"]),
-    }.items():
-        monkeypatch.setattr(operate, name, lambda *arguments, answer=answer: answer)
-    monkeypatch.setattr(history_, "who", lambda: "ada@host")
-    monkeypatch.setattr(history_, "tell", lambda connection, *what, creates: told.append((*what, creates)))
-    assert run("setup", "--prune", "--management-url", "http://127.0.0.1:1").exit_code == 0
-    assert told == [
-        ("ada@host", "cascades set up", 1, [cascade.root], False),
-        ("ada@host", "outboxes deleted", 2, ["a", "b"], False),
-    ]
 
 
 WAITS = Scheduled(

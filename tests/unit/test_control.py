@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import getpass
-import re
-import sys
 import uuid
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -21,7 +18,6 @@ import celery_rabbit_delay
 from celery_rabbit_delay.amqp.clocks import sent_now
 from celery_rabbit_delay.app import control
 from celery_rabbit_delay.app.control import changes_in
-from celery_rabbit_delay.core import notes
 from celery_rabbit_delay.core.changes import Changes
 
 ID = uuid.UUID("7e2b6a4c-5d4e-4e0b-8d4b-0c1f6ed7f2a1")
@@ -78,25 +74,6 @@ def raising(error: BaseException) -> Callable[..., Any]:
         raise error
 
     return function
-
-
-def test_who_has_revoked_what_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
-    def nobody() -> str:
-        raise KeyError("getpwuid(): uid not found")
-
-    monkeypatch.setattr(getpass, "getuser", nobody)
-    monkeypatch.setattr(sys, "argv", ["/srv/shop/manage.py", "runserver"])
-    sent = sent_now()
-    for command, arguments, named in (
-        ("revoke", {"task_id": ["a", "b", "c", "d"]}, ("a", "b", "c")),
-        ("terminate", {"task_id": "a"}, ("a",)),
-        ("revoke_by_stamped_headers", {"headers": ["customer=7"]}, ("customer=7",)),
-    ):
-        *_, note = changes_in(command, arguments, sent, "shop")
-        [found] = notes.read(note)
-        assert (found.at, found.what, found.ids) == (sent.at // 1000, command, named)
-        assert found.amount == len(arguments.get("task_id", "7"))
-        assert re.fullmatch(r"\d+@[^,]+, manage.py\[\d+\], app shop", found.who)
 
 
 @pytest.mark.parametrize("where", ["changes_in", "write_changes"])
