@@ -15,6 +15,7 @@ from celery import Celery, bootsteps
 from celery.exceptions import SoftTimeLimitExceeded
 from celery.utils.collections import LimitedSet
 from celery.worker import state
+from kombu.pidbox import Node
 
 from .. import upstream
 from ..amqp import event_loop
@@ -193,6 +194,26 @@ class FollowChanges(bootsteps.StartStopStep):  # type: ignore[misc]
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+
+
+class PausingNode(Node):  # type: ignore[misc]
+    """A worker's mailbox, which shows paused queues, and makes the worker look for a stream of changes that is new."""
+
+    def handle_call(self, method: str, arguments: Any) -> Any:
+        answer = super().handle_call(method, arguments)
+        if method == "active_queues":
+            paused = getattr(self.state.consumer.task_consumer, "paused", {}).values()
+            answer += [{**queue.as_dict(recurse=True), "paused": True} for queue in paused]
+        return answer
+
+    def handle_cast(self, method: str, arguments: Any) -> Any:
+        if method == "revoke":  # perhaps of nothing: see `schedule.tell_workers`
+            connection = getattr(self.state.consumer, "connection", None)
+            if connection is not None and connection.transport.driver_type == DRIVER_TYPE:
+                options = connection.transport.delay_options
+                if options.streams:
+                    connection.connection.following.look(streams.changes(options.cascade))
+        return super().handle_cast(method, arguments)
 
 
 def follow_pauses(consumer: Any) -> None:

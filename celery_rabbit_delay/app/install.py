@@ -27,10 +27,9 @@ from ..amqp.transport import uses_quorum_queues
 from ..core.errors import InvalidOption, UnsupportedConfiguration
 from ..core.options import OPTIONS, Options, options_with
 from .consumers import DelayedConsumer
-from .control import DelayedControl, FollowChanges
+from .control import DelayedControl, FollowChanges, PausingNode
 from .green import FullSpeed
 from .handing_on import Report
-from .inspecting import InspectedNode
 from .prefetch import FollowPool
 from .signals import connect
 
@@ -131,7 +130,7 @@ def _make_control(app: Celery, *, base: Any) -> Any:
 
 def _upgrade_control(control: Any) -> None:
     upstream.mix_in(control, DelayedControl)
-    control.mailbox.node_cls = InspectedNode
+    control.mailbox.node_cls = PausingNode
 
 
 def upgrade_amqp(amqp: Any, given: dict[str, Any]) -> None:

@@ -6,11 +6,9 @@ import time
 from datetime import datetime, timedelta, timezone
 
 import pytest
-from celery import Celery
 
 import celery_rabbit_delay
 from tests.kit.broker import QUICK
-from tests.kit.wait import wait_until
 
 from .conftest import MakeShop
 
@@ -59,59 +57,6 @@ def test_with_the_default_options_what_waits_is_seen_found_moved_and_cancelled(m
     assert shop.delay("run-now", moved).code == 0
     shop.wait_for(1, "moved")
     assert celery_rabbit_delay.find(shop.app, cancelled) is None
-
-
-def test_celerys_own_commands_see_what_waits_for_the_queues_of_a_worker(make_shop: MakeShop) -> None:
-    shop = make_shop(RECORDED)
-    shop.worker("-Q", "celery,mail")
-    later, soon = (shop.send("note", "task", countdown=500, priority=9), shop.send("note", "task", countdown=400))
-    elsewhere = shop.send("note", "elsewhere", countdown=300, queue="others")
-    cancelled = shop.send("note", "cancelled", countdown=300)
-    celery_rabbit_delay.cancel(shop.app, cancelled)
-    inspect = shop.app.control.inspect(timeout=5, limit=1)
-
-    [shown] = inspect.scheduled().values()
-    assert [one["request"]["id"] for one in shown] == [soon, later]
-    assert datetime.fromisoformat(shown[0]["eta"]) < datetime.now(timezone.utc) + timedelta(seconds=401)
-    request = shown[1]["request"]
-    assert (request["name"], request["args"], request["kwargs"]) == (NOTE, "('task',)", "{}")
-    assert (shown[1]["priority"], request["delivery_info"]["priority"]) == (9, 9)
-    [found] = inspect.query_task([later, elsewhere, cancelled, "unknown"]).values()
-    assert {id_: state for id_, (state, _) in found.items()} == {later: "scheduled", elsewhere: "scheduled"}
-
-    [refused] = shop.app.control.broadcast("query_task", reply=True, timeout=5, limit=1)[0].values()
-    assert "ids" in refused["error"]
-
-    after = shop.send("note", "after", countdown=200)  # what comes and goes is followed
-    celery_rabbit_delay.cancel(shop.app, later)
-    wait_until(
-        lambda: [one["request"]["id"] for one in next(iter(inspect.scheduled().values()))] == [after, soon],
-        "the answer is up to date",
-    )
-    assert after in shop.celery("inspect", "scheduled").out
-
-
-def test_what_a_worker_holds_and_what_waits_are_one_answer(make_shop: MakeShop) -> None:
-    shop = make_shop({**RECORDED, "hand_on": False})
-    shop.worker()
-    waits = shop.send("note", "waits", countdown=400)
-    with shop.vhost.plain() as connection:  # a publisher without this package
-        plain = Celery("shop", broker=shop.vhost.url("amqp"), set_as_current=False)
-        held = plain.send_task(NOTE, ("held",), countdown=300, connection=connection).id
-    inspect = shop.app.control.inspect(timeout=5, limit=1)
-    wait_until(
-        lambda: [one["request"]["id"] for one in next(iter(inspect.scheduled().values()))] == [held, waits],
-        "both are shown",
-    )
-
-
-def test_an_answer_comes_where_nothing_can_be_read(make_shop: MakeShop) -> None:
-    shop = make_shop({**RECORDED, "journal": None})
-    worker = shop.worker()
-    shop.send("note", "waits", countdown=400)
-    [shown] = shop.app.control.inspect(timeout=5, limit=1).scheduled().values()
-    assert shown == []
-    assert "Traceback" not in worker.output()
 
 
 def test_the_command_with_an_app_moves_a_task(make_shop: MakeShop) -> None:

@@ -11,6 +11,7 @@ import kombu.pools
 import pytest
 from amqp import Message
 
+import celery_rabbit_delay
 from celery_rabbit_delay.app.consumers import DelayedConsumer
 from celery_rabbit_delay.core.headers import HEADER
 from tests.kit.broker import QUICK
@@ -228,8 +229,8 @@ def test_inspect_events_and_a_plain_connection_see_a_delayed_task_as_the_page_on
     with shop.vhost.plain() as plain:  # the worker gets it at once, and hands it on
         task = "tests.acceptance.shop.note"
         waits = shop.app.send_task(task, ("waits",), countdown=100, connection=plain).id
-    wait_until(lambda: [one["request"]["id"] for one in inspect.scheduled()["w@localhost"]] == [waits], "it waits")
-    assert [inspect.reserved(), inspect.active()] == [{"w@localhost": []}] * 2
+    wait_until(lambda: [one.id for one in celery_rabbit_delay.scheduled(shop.app)] == [waits], "it waits")
+    assert [inspect.scheduled(), inspect.reserved(), inspect.active()] == [{"w@localhost": []}] * 3
     seen: dict[str, dict[str, Any]] = {}
     with shop.app.connection_for_read() as connection:
         receiver = shop.app.events.Receiver(
