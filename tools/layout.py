@@ -81,7 +81,6 @@ def stored() -> dict[str, str]:
         "cancelled ids that are no UUIDs": by_text,
         "cancelled stamps": changes.cancelled_stamps({"shop": ["1", "2"]}, Sent(3_000_000, "clock")),
         "void": changes.void(2, due=1),
-        "replaced": changes.replaced(2, by=3, due=1),
         "pause": changes.pause(Pause("mail", 5)),
         "restored": next(changes.restored(["seven"], Sent(3_000_000, "clock"))),
         "last of a key": last_of_key("k", 2),

@@ -27,7 +27,7 @@ from ..core.errors import (
 from ..core.headers import Delivery
 from ..core.journal import Record
 from ..core.options import Options
-from ..core.plan import Now, Plan
+from ..core.plan import Now
 from ..core.streams import Unreadable
 from ..core.text import escape
 from ..core.unwrap import resent
@@ -62,8 +62,8 @@ def reschedule(connection: kombu.Connection, id_: str, due: datetime, allowed: A
     """Give the message with an id another due time, an aware datetime; a past one means at once.
 
     The message keeps its id, body, priority and headers. An interruption never loses it; an interruption in the middle
-    delivers it at both times, unless it is moved again. Of two moves at the same moment one counts. A message with a
-    key becomes the last one of its key.
+    delivers it at both times, unless it is moved again, and so do two moves at the same moment. A message with a key
+    becomes the last one of its key.
 
     Raises `InvalidDestination` if its destination is not `allowed`, `NotWaiting`, `TooLate`, `InvalidDelay`,
     `NotPermitted`, `DelayError` if messages with the same id differ in more than their due times, and the errors of
@@ -75,15 +75,15 @@ def reschedule(connection: kombu.Connection, id_: str, due: datetime, allowed: A
 
 
 def reschedule_all(
-    connection: kombu.Connection, ids: Iterable[str], numbers: Container[int], due: datetime, allowed: Allowed
+    connection: kombu.Connection, ids: Iterable[str], chosen: Container[object], due: datetime, allowed: Allowed
 ) -> Iterator[tuple[str, DelayError | None]]:
-    """Give messages with some ids, or numbers, another due time; yield the id of each, and why it was not moved.
+    """Give messages with some ids, or identities, another due time; yield the id of each, and why it was not moved.
 
     Raises the errors of the broker as `reschedule` does.
     """
     found: dict[str | int, dict[int, Record]] = {id_: {} for id_ in ids}
     for record in waiting(connection):
-        if record.id in found or record.number in numbers:
+        if record.id in found or record.identity in chosen:
             found.setdefault(record.id or record.number, {})[record.number] = record
     for name, records in found.items():
         try:
@@ -103,8 +103,7 @@ def reschedule_all(
 def move(connection: kombu.Connection, records: Sequence[Record], due: datetime, allowed: Allowed = ANYWHERE) -> None:
     """Give a message another due time, by the records of all its copies that wait.
 
-    Of two moves of a message at the same moment, the one whose change comes last in the stream counts. One with a key
-    becomes the last of its key. Raises the errors of `reschedule` except `NotWaiting`.
+    One with a key becomes the last of its key. Raises the errors of `reschedule` except `NotWaiting`.
     """
     now = Now(datetime.now(timezone.utc), time.monotonic_ns(), CLOCK)
     first = min(records, key=lambda record: record.due)
@@ -132,14 +131,8 @@ def move(connection: kombu.Connection, records: Sequence[Record], due: datetime,
     planned = plan.of_new(message, message.headers, exchange, routing_key, delay, now, recording, declarations)
     channel.store(planned)
     # Only now: without the copy, the message would be lost.
-    write_changes(connection, [_replaced(record, planned) for record in records])
+    write_changes(connection, [changes.void(record.number, record.due) for record in records])
     logger.info("The task %s is moved from %s to %s", escape(first.id), headers_.moment(first.due), due)
-
-
-def _replaced(record: Record, planned: Plan) -> bytes:
-    if record.key or planned.stream is None:  # the stream of keys says which copy is the last one
-        return changes.void(record.number, record.due)
-    return changes.replaced(record.number, planned.number, max(record.due, planned.due_ms))
 
 
 def _copy(record: Record, due: datetime) -> tuple[Message, str, str]:

@@ -72,7 +72,7 @@ class Scheduled(NamedTuple):
     key: str | None
     #: How often the task was retried before.
     retries: int
-    #: Tells the message from others, also from those with the same id.
+    #: Identifies this copy of the message.
     number: int
     #: Of a retry, the error of the try before, shortened; None: unknown.
     error: str | None = None
@@ -192,7 +192,7 @@ def skipped(record: Record, reason: Unreadable) -> str:
 
 
 class Soonest:
-    """The records that are due first, without duplicates: a message that was published again after an error has two."""
+    """The records that are due first, one for each `identity`."""
 
     def __init__(self, limit: int | None) -> None:
         """Keep `limit` of them, or with None all. Raises `ValueError`."""
@@ -200,22 +200,22 @@ class Soonest:
             raise ValueError(f"limit={limit!r}: use 1 or more, or None for all that waits")
         self._limit = limit
         self._heap: list[tuple[int, int, Record]] = []  # the latest first
-        self._numbers: set[int] = set()
+        self._known: set[object] = set()
 
     def wants(self, record: Record) -> bool:
-        if record.number in self._numbers:
+        if record.identity in self._known:
             return False
         return self._limit is None or len(self._heap) < self._limit or -record.due > self._heap[0][0]
 
     def add(self, record: Record) -> None:
         item = (-record.due, -record.number, record)
-        self._numbers.add(record.number)
+        self._known.add(record.identity)
         if self._limit is None:
             self._heap.append(item)
         elif len(self._heap) < self._limit:
             heapq.heappush(self._heap, item)
         else:
-            self._numbers.discard(heapq.heapreplace(self._heap, item)[2].number)
+            self._known.discard(heapq.heapreplace(self._heap, item)[2].identity)
 
     def records(self) -> Iterator[Record]:
         return (record for *_, record in sorted(self._heap, reverse=True))
@@ -283,10 +283,10 @@ def about(
 ) -> list[About]:
     """Return what is known of some ids, or was known `before` some moment. Raises as `scheduled`."""
     fates, answers = Fates(time.time, before), []
-    found: dict[str, dict[int, tuple[Record, Fate]]] = {id_: {} for id_ in ids}
+    found: dict[str, dict[object, tuple[Record, Fate]]] = {id_: {} for id_ in ids}
     for record, fate in recorded(connection, fates):
         if record.id in found and fate is not Fate.MOVED:
-            found[record.id][record.number] = record, fate
+            found[record.id][record.identity] = record, fate
     for id_, those in found.items():
         # One with a key is replaced by its copy, too, when it is moved.
         current = [one for one in those.values() if one[1] is not Fate.REPLACED] or those.values()

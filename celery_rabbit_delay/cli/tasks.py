@@ -356,10 +356,10 @@ def _move(
             reschedule_.reschedule(connection, ids[0], due, allowed)
             click.echo(f"due {format_time(due)}")
             return
-        found: set[int] = set()
+        found: set[object] = set()
         if not ids:
             listed = _found(target, connection, problems.append, any_queue=any_queue, **filters)
-            found = {one.number for one in listed}
+            found = {(one.id, milliseconds(one.due)) if one.id else one.number for one in listed}
             tasks = counted(len(found), "tasks")
             _ask(f"{past}: run {tasks} now?" if past else f"Make {tasks} due {format_time(due)}?", found, yes)
             due = max(due, due_at(eta, countdown, datetime.now(timezone.utc), zone))  # the answer took its time

@@ -20,7 +20,7 @@ _FEW_VOIDS = 1000
 
 _UUIDS, _IDS, _STAMPS, _VOID, _PAUSE, _RESTORED = b"u", b"c", b"s", b"v", b"p", b"b"
 _CHANGES = (_UUIDS, _IDS, _STAMPS, _VOID, _PAUSE, _RESTORED)
-_COPIES = struct.Struct(">QQQ")
+_COPY = struct.Struct(">QQ")
 
 #: Ids in a message that cancels them.
 _MAX_IDS = 10_000
@@ -108,16 +108,7 @@ def void(number: int, due: int) -> bytes:
 
     `due` is the due time of the copy, in milliseconds since 1970.
     """
-    return replaced(number, number, due)
-
-
-def replaced(number: int, by: int, due: int) -> bytes:
-    """Return a message that names the copy that replaces another one: of all that such messages link, the last one is
-    delivered.
-
-    Write it only when that copy is stored. `due` is the later one of both due times.
-    """
-    return _VOID + _COPIES.pack(number, by, due)
+    return _VOID + _COPY.pack(number, due)
 
 
 def pause(one: Pause) -> bytes:
@@ -164,8 +155,7 @@ class Changes:
     """The state that the stream `changes` describes, as far as it has been read.
 
     Void copies are forgotten `VOID_KEPT` seconds after they were due, and whatever is old if there is too much. A copy
-    that is void remains so, because a consumer may have dropped it. So two who move a message at the same moment leave
-    one copy: the one whose change comes last.
+    that is void remains so, because a consumer may have dropped it.
     """
 
     #: Whether cancelled ids were forgotten, because there were too many.
@@ -180,8 +170,8 @@ class Changes:
         self._stamps: dict[str, dict[str, Sent]] = {}
         self._stamped = 0  # bytes in them
         self._pauses: dict[str, Pause] = {}
-        #: By the number of a void copy, the one that replaces it, or itself, and when both are due, in milliseconds.
-        self._voids: dict[int, tuple[int, int]] = {}
+        #: By the number of a void copy, when it is due, in milliseconds.
+        self._voids: dict[int, int] = {}
         self._enough = _FEW_VOIDS  # as many as make it look for those that can be forgotten
         #: Is called with the number of each copy that becomes void.
         self.on_void: Callable[[int], object] = lambda number: None
@@ -217,7 +207,7 @@ class Changes:
             for name, values in {name: list(map(str, values)) for name, values in stamps.items()}.items():
                 self._add_stamp(name, values, sent)
         elif kind == _VOID:
-            self._replace(*_COPIES.unpack(content))
+            self._void(*_COPY.unpack(content))
         elif kind == _PAUSE:
             queue, until = json.loads(content)
             self._add_pause(Pause(str(queue)[:_MAX_ID], None if until is None else _time(until)))
@@ -239,27 +229,15 @@ class Changes:
                 at, of, one = newest.pop()
                 self._add_stamp(of, [one], at)
 
-    def _replace(self, number: int, by: int, due: int) -> None:
-        (old, until), (new, _) = self._last(number), self._last(by)
-        earliest, until = (self._clock() - VOID_KEPT) * 1000, max(due, until)
-        is_news = number not in self._voids if number == by else old != new
-        if is_news and until >= earliest:
-            self._voids[old] = new, until
-            self.on_void(old)
+    def _void(self, number: int, due: int) -> None:
+        earliest = (self._clock() - VOID_KEPT) * 1000
+        if number not in self._voids and due >= earliest:
+            self._voids[number] = due
+            self.on_void(number)
         if len(self._voids) >= self._enough:
             latest = itertools.islice(reversed(self._voids.items()), KEPT)
-            self._voids = {number: copy for number, copy in reversed(list(latest)) if copy[1] >= earliest}
+            self._voids = {number: due for number, due in reversed(list(latest)) if due >= earliest}
             self._enough = max(_FEW_VOIDS, 2 * len(self._voids))
-
-    def _last(self, number: int) -> tuple[int, int]:
-        """Return the copy that replaces one in the end, itself if none does, and until when it may matter."""
-        passed, until = [], 0
-        while (copy := self._voids.get(number)) and copy[0] != number:
-            passed.append(number)
-            number, until = copy[0], max(copy[1], until)
-        for one in passed:  # a long chain, which may be made up, is passed once
-            self._voids[one] = number, until
-        return number, until
 
     def _add_pause(self, one: Pause) -> None:
         self._pauses.pop(one.queue, None)

@@ -23,6 +23,11 @@ class Record(NamedTuple):
     body: bytes
 
     @property
+    def identity(self) -> object:
+        """What tells the message from others, also if it was published again after an error, with another number."""
+        return (self.id, self.due) if self.id else self.number
+
+    @property
     def size(self) -> int:
         """The approximate size in bytes."""
         return _HEAD.size + len(self.id) + len(self.key) + len(self.properties) + len(self.body)

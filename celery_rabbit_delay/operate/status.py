@@ -180,14 +180,14 @@ class Recorded(NamedTuple):
 
 def recorded(connection: kombu.Connection, names: QueueNames) -> Recorded:
     """Return what the journal says of the messages that wait. Raises `StreamUnavailable`, `NotPermitted`."""
-    numbers: set[int] = set()
-    cancelled: set[int] = set()
+    known: set[object] = set()
+    cancelled: set[object] = set()
     soonest = Soonest(SOONEST)
     for record, fate in schedule.recorded(connection, Fates(time.time)):
         if fate in (Fate.WAITS, Fate.CANCELLED):
-            numbers.add(record.number)
+            known.add(record.identity)
         if fate is Fate.CANCELLED:
-            cancelled.add(record.number)
+            cancelled.add(record.identity)
         elif fate is Fate.WAITS and soonest.wants(record):
             soonest.add(record)
     groups: dict[tuple[str, str], Group] = {}
@@ -200,6 +200,6 @@ def recorded(connection: kombu.Connection, names: QueueNames) -> Recorded:
                 elsewhere += 1
                 continue
             name = one.task or "", one.queue
-            known = groups.get(name, Group(*name, 0, one.due))
-            groups[name] = known._replace(amount=known.amount + 1)
-    return Recorded(len(numbers), len(cancelled), list(groups.values()), elsewhere)
+            group = groups.get(name, Group(*name, 0, one.due))
+            groups[name] = group._replace(amount=group.amount + 1)
+    return Recorded(len(known), len(cancelled), list(groups.values()), elsewhere)

@@ -8,8 +8,6 @@ import signal
 import threading
 import time
 import uuid
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
@@ -35,7 +33,7 @@ from celery_rabbit_delay.amqp import reschedule
 from celery_rabbit_delay.amqp import reschedule as reschedule_
 from celery_rabbit_delay.amqp import schedule as schedule_
 from celery_rabbit_delay.amqp.destinations import QueueNames
-from celery_rabbit_delay.amqp.schedule import read_changes, waiting
+from celery_rabbit_delay.amqp.schedule import waiting
 from celery_rabbit_delay.cli.groups import standalone
 from celery_rabbit_delay.core import journal, streams
 from celery_rabbit_delay.core.headers import HEADER
@@ -509,50 +507,6 @@ def test_a_message_that_was_published_twice_is_moved_as_one(vhost: Vhost) -> Non
     assert ids(vhost) == []
 
 
-def test_of_simultaneous_moves_the_one_whose_change_comes_last_counts(
-    vhost: Vhost, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    vhost.declare("q")
-    with vhost.connection(**RECORDED) as connection:
-        publish(connection, 60, correlation_id="a")
-    start = threading.Barrier(4)
-
-    def all_see_the_same(connection: Any) -> list[Record]:
-        found = list(waiting(connection))
-        start.wait(60)
-        return found
-
-    monkeypatch.setattr(reschedule, "waiting", all_see_the_same)
-
-    def move(due: datetime) -> None:
-        with vhost.connection() as connection:
-            reschedule_.reschedule(connection, "a", due)
-
-    soon = datetime.now(timezone.utc) + timedelta(seconds=10)
-    with ThreadPoolExecutor(4) as pool:
-        list(pool.map(move, [soon + timedelta(seconds=seconds) for seconds in range(4)]))
-    ran = []
-    with vhost.connection() as connection:
-        *_, last = moved = [body for body in read_changes(connection) if body.startswith(b"v")]
-        [left] = schedule_.scheduled(connection)
-        assert len(moved) == 4
-        assert left.number == int.from_bytes(last[9:17], "big")
-
-        def on_message(message: Any) -> None:
-            message.ack()
-            ran.append(message.delayed_until)
-
-        def have_arrived() -> bool:
-            with suppress(TimeoutError):
-                connection.drain_events(timeout=0.2)
-            is_over = datetime.now(timezone.utc) > soon + timedelta(seconds=5)
-            return is_over and sum(vhost.waiting().values()) <= 1 and not vhost.count("q")  # the first one is void, too
-
-        with kombu.Consumer(connection, [Queue("q", no_declare=True)], on_message=on_message, auto_declare=False):
-            wait_until(have_arrived, "all copies have arrived, and those that are void were dropped")
-    assert ran == [left.due]
-
-
 def test_what_waits_in_a_cascade_of_another_tick_is_listed_moved_and_cancelled(vhost: Vhost) -> None:
     vhost.declare("q")
     with vhost.connection(**RECORDED, tick=0.02) as before:
@@ -813,15 +767,20 @@ def test_a_message_that_rabbitmq_refuses_is_not_listed(vhost: Vhost) -> None:
         wait_until(lambda: ids(vhost) == ["stays"], "the record of the refused one is void")
 
 
-def test_a_task_with_stamps_that_was_published_twice_is_moved_as_one(vhost: Vhost, make_app: MakeApp) -> None:
+def test_a_task_that_was_published_twice_is_listed_and_moved_as_one(vhost: Vhost, make_app: MakeApp) -> None:
     app = make_app(options=RECORDED)
     vhost.declare("celery")
     stamps = {"stamped_headers": ["customer"], "stamps": {"customer": ["7"]}}
-    for seconds in (60, 60.1):
-        app.send_task("t", task_id="a", eta=_in(seconds), headers=stamps)
+    eta = _in(60)
+    for _ in range(2):
+        app.send_task("t", task_id="a", eta=eta, headers=stamps)
         time.sleep(0.005)  # each says in milliseconds when it was sent
-    celery_rabbit_delay.reschedule(app, "a", countdown=30)
     assert ids(vhost) == ["a"]
+    moved = run(vhost.url("amqp"), "reschedule", "--all", "--yes", "--any-queue", "--countdown", "30")
+    assert moved.out.startswith("1 due ")
+    assert ids(vhost) == ["a"]
+    with vhost.connection() as connection:
+        assert len(list(waiting(connection))) == 1
 
 
 def _in(seconds: float) -> datetime:

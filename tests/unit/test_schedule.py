@@ -72,6 +72,17 @@ def test_what_a_record_says_is_shown() -> None:
     )
 
 
+def test_the_soonest_records_are_kept_one_of_a_message_that_was_published_again() -> None:
+    numbers = {3: (30, "c"), 1: (10, "a"), 2: (10, "a"), 4: (20, ""), 5: (20, ""), 6: (20, "a")}
+    for limit, kept in ((None, [1, 4, 5, 6, 3]), (2, [1, 4])):
+        soonest = schedule_.Soonest(limit)
+        for number, (due, id_) in numbers.items():
+            record = RECORD._replace(due=due, number=number, id=id_)
+            if soonest.wants(record):
+                soonest.add(record)
+        assert [record.number for record in soonest.records()] == kept
+
+
 @pytest.mark.parametrize("retries", [b"\xff", True, Decimal(1), 1.5, -1, 1 << 40, "3", {}, datetime(2030, 1, 1), None])  # noqa: DTZ001  as py-amqp reads it
 def test_retries_that_are_no_number_of_them_are_none(retries: Any) -> None:
     assert described(retries=retries).retries == 0
