@@ -351,11 +351,6 @@ def paused(connection: kombu.Connection, names: QueueNames) -> list[Pause]:
     for body in read_changes(connection):
         with suppress(Unreadable):  # `list` names it
             found.apply(body)
-    return paused_in(found, names)
-
-
-def paused_in(found: Changes, names: QueueNames) -> list[Pause]:
-    """Return the queues among some that are paused now, as the stream of changes has said so far."""
     return [one for name, one in found.paused(utc_ms()).items() if names.leads_to_one("", [name])]
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from . import broker, leaving, orphans, periodic, size, status, tasks, web
+from . import broker, orphans, periodic, size, status, tasks, web
 from .output import Group, version_option
 from .parameters import cascade_options, check_names, given
 from .target import BrokerTarget
@@ -43,7 +43,6 @@ class _Standalone(Group):
         periodic.periodic,
         web.web,
         web.metrics,
-        leaving.can_leave,
         broker.teardown,
         size.size,
     ],

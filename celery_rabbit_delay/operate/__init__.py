@@ -9,7 +9,6 @@ from .beat import BeatStatus, PeriodicTask, beat_queues, beat_status, delete_bea
 from .cascades import cascades, holds_messages, is_by_time, outbox_names, require
 from .export import export
 from .held_up import HeldUp, held_up
-from .leaving import Revivable, revivable
 from .management import Management, Snapshot
 from .orphans import Orphan, are_for, orphans, purge, remove, replay
 from .pruning import prune

@@ -325,13 +325,6 @@ def test_a_list_in_a_pipe_is_the_data_in_utc(berlin: None, waiting: list[Schedul
 
 
 @pytest.mark.parametrize(
-    ("command", "line"),
-    [
-        ("orphans list", "DUE  queue 'gone'  shop.review[id-1]"),
-        ("can-leave", "cancelled  DUE  " + PIPED[:-1].split("  ", 1)[1]),
-    ],
-)
-@pytest.mark.parametrize(
     ("is_shown", "utc", "due"),
     [
         (True, [], "2030-01-31 12:30:00 CET"),
@@ -339,9 +332,7 @@ def test_a_list_in_a_pipe_is_the_data_in_utc(berlin: None, waiting: list[Schedul
         (False, [], "2030-01-31 11:30:00Z"),
     ],
 )
-def test_orphans_and_what_would_run_again_have_local_times_on_a_terminal(
-    command: str,
-    line: str,
+def test_orphans_have_local_times_on_a_terminal(
     is_shown: bool,
     utc: list[str],
     due: str,
@@ -352,8 +343,7 @@ def test_orphans_and_what_would_run_again_have_local_times_on_a_terminal(
     request.getfixturevalue("terminal" if is_shown else "berlin")
     orphan = Orphan("", "gone", WAITS.due, "shop.review", "id-1", 1, "d")
     monkeypatch.setattr(operate, "orphans", lambda *arguments: [orphan])
-    monkeypatch.setattr(operate, "revivable", lambda *arguments: operate.Revivable([(WAITS, "cancelled")], 0, []))
-    assert run(*command.split(), *utc).stdout.splitlines()[0] == line.replace("DUE", due)
+    assert run("orphans", "list", *utc).stdout.splitlines()[0] == f"{due}  queue 'gone'  shop.review[id-1]"
 
 
 @pytest.mark.parametrize(
