@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from . import broker, orphans, periodic, size, status, tasks, web
+from . import broker, orphans, periodic, status, tasks, web
 from .output import Group, version_option
 from .parameters import cascade_options, check_names, given
 from .target import BrokerTarget
@@ -15,7 +15,7 @@ _ASKS_FOR_HELP = f"{__name__}.asks_for_help"
 
 
 class _Standalone(Group):
-    """A group whose commands require a broker, except for `size` and `--help`."""
+    """A group whose commands require a broker, except for `--help`."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         ctx.meta[_ASKS_FOR_HELP] = "--help" in args
@@ -44,7 +44,6 @@ class _Standalone(Group):
         web.web,
         web.metrics,
         broker.teardown,
-        size.size,
     ],
 )
 @version_option
@@ -70,7 +69,7 @@ class _Standalone(Group):
 )
 @click.pass_context
 def standalone(ctx: click.Context, /, broker: str | None, queues: tuple[str, ...], **options: Any) -> None:
-    if broker is None and ctx.invoked_subcommand != size.size.name and not ctx.meta[_ASKS_FOR_HELP]:
+    if broker is None and not ctx.meta[_ASKS_FOR_HELP]:
         raise click.UsageError(
             "Missing option '--broker' / '-b': name a broker with it or with the environment variable "
             "CELERY_BROKER_URL.",

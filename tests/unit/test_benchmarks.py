@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -139,3 +140,10 @@ def test_what_was_measured_at_once_on_one_machine_is_said_once() -> None:
     said = machine("Measured", [about("2026-11-01", 4), about("2026-11-09", 2)])
     assert said.startswith("Measured from 2026-11-01 to 2026-11-09 on RabbitMQ 4.3.6, ")
     assert said.endswith("on a machine with 2 or 4 CPUs.")
+
+
+def test_the_page_says_what_a_cancelled_id_costs_a_worker_that_starts() -> None:
+    starts = [found["rows"]["cancelled"] for found in read(SCHEDULE).values()]
+    each = [(one["100,000 ids"]["seconds"]["median"] - one["no id"]["seconds"]["median"]) * 10 for one in starts]
+    [shown] = re.findall(r"140 bytes of memory and \[(\d+) µs\]", (DOCS / "sizing.md").read_text())
+    assert int(shown) == pytest.approx(sum(each) / len(each), abs=1)

@@ -82,7 +82,7 @@ def test_each_command_shows_its_help_without_a_broker(command: tuple[str, ...]) 
     assert shown.stdout.startswith(f"Usage: standalone {' '.join(command)} ")
 
 
-@pytest.mark.parametrize("command", [command for command in COMMANDS if command != ("size",)], ids=" ".join)
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
 @pytest.mark.parametrize("environment", [None, ""])
 def test_without_a_broker_a_command_says_how_to_name_one(command: tuple[str, ...], environment: str | None) -> None:
     failed = run(*command, broker=None, CELERY_BROKER_URL=environment)
