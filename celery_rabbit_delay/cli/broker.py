@@ -37,15 +37,9 @@ def plan(target: Target, priorities: bool, management_url: str | None) -> None:
 
 @click.command()
 @priorities_option
-@click.option(
-    "--prune",
-    is_flag=True,
-    help="Also delete empty outboxes whose queue, exchange or binding is gone, and those with a delay that nothing was "
-    "led to in the last hour, which takes a user with the tag monitoring. Needs --management-url, takes 12 s.",
-)
 @management_option
 @pass_target
-def setup(target: Target, priorities: bool, prune: bool, management_url: str | None) -> None:
+def setup(target: Target, priorities: bool, management_url: str | None) -> None:
     """Create missing parts of the cascade, and bind it to the queues of the app. Running it again is safe.
 
     For a broker named with --broker, and for an app with declare="passive", it also creates the streams, and for each
@@ -54,8 +48,6 @@ def setup(target: Target, priorities: bool, prune: bool, management_url: str | N
     """
     with target.connected() as connection:
         management = management_of(management_url, connection)
-        if prune and management is None:
-            raise click.UsageError("--prune needs --management-url: AMQP does not list outboxes")
         known, ahead = target.destinations(), _creates_ahead(target, connection)
         wanted = operate.wanted(connection, known, priorities, ahead, management)
         lacking = operate.setup(connection, wanted, known, ahead)
@@ -63,11 +55,6 @@ def setup(target: Target, priorities: bool, prune: bool, management_url: str | N
         _show_way(connection)
         for destination in lacking:
             click.echo(f"skipped {destination}: it does not exist")
-        if prune and management:
-            kept = operate.outbox_names(connection, known) if ahead else ()
-            useless, idle = operate.prune(connection, management, kept)
-            click.echo(f"{counted(len(useless), 'outboxes')} deleted, because they led nowhere")
-            click.echo(f"{counted(len(idle), 'outboxes')} deleted, because nothing was led there in the last hour")
 
 
 def _show_way(connection: kombu.Connection) -> None:

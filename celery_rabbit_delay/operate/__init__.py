@@ -11,7 +11,6 @@ from .export import export
 from .held_up import HeldUp, held_up
 from .management import Management, Snapshot
 from .orphans import Orphan, are_for, orphans, purge, remove, replay
-from .pruning import prune
 from .setup import setup, teardown, wanted
 from .status import Recorded, Status, recorded, status
 from .verify import Finding, can_try_out, compare, try_out

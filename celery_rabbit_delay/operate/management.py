@@ -36,10 +36,6 @@ _COLUMNS = (
     "message_bytes_dlx",
 )
 
-#: Seconds of the history to fetch, and between two of its counts. RabbitMQ has this by default
-#: (https://www.rabbitmq.com/docs/management#sample-retention).
-HISTORY, SAMPLE = 3600, 60
-
 #: Seconds until a request that RabbitMQ failed to answer is sent once more.
 _PAUSE = 0.5
 
@@ -105,32 +101,10 @@ class Management:
         limits = [row["value"].get("max-queues", -1) for row in self._get(f"/vhost-limits/{self._vhost}")]
         return next((limit for limit in limits if limit >= 0), None)
 
-    def exchanges(self) -> Rows:
-        """Return the type, the arguments and the policy of each exchange."""
-        return self._rows("exchanges", "columns=name,type,arguments,policy")
-
     def queues(self) -> Rows:
         """Return the columns of each queue."""
-        return self._rows("queues", f"columns={','.join(_COLUMNS)}")
-
-    def histories(self) -> Rows:
-        """Return of each queue its messages now, and in the last hour on average, and their rates."""
-        columns = ["name", "messages", "messages_details.avg"]
-        columns += [f"message_stats.{what}_details.avg_rate" for what in ("publish", "deliver_get")]
-        ages = "&".join(f"{what}_age={HISTORY}&{what}_incr={SAMPLE}" for what in ("lengths", "msg_rates"))
-        return self._rows("queues", f"columns={','.join(columns)}&{ages}")
-
-    def has_history(self) -> bool:
-        """Return whether each node runs for so long that the last hour is known; False if the API does not show it."""
-        try:
-            nodes = self._get("/nodes?columns=uptime")
-        except NotPermitted:  # this requires the tag "monitoring"
-            return False
-        has_rates = self._get("/overview?columns=rates_mode").get("rates_mode") != "none"
-        return has_rates and all(((node or {}).get("uptime") or 0) >= HISTORY * 1000 for node in nodes)
-
-    def _rows(self, kind: str, query: str) -> Rows:
-        return {row["name"]: row for row in self._get(f"/{kind}/{self._vhost}?{query}")}
+        rows = self._get(f"/queues/{self._vhost}?columns={','.join(_COLUMNS)}")
+        return {row["name"]: row for row in rows}
 
     def _answer(self, request: Request) -> Any:
         with urlopen(request, timeout=30, context=self._tls) as response:

@@ -139,7 +139,6 @@ def test_a_beat_the_commands_and_who_only_watches_can_do_all_they_do_with_what_t
         "--queue celery pause celery",
         "--queue celery resume celery",
         f"--queue celery reschedule {sent} --countdown 90",
-        "setup --prune --management-url API",
         f"--queue celery run-now {sent}",
     ):
         command(operator, *done.split())

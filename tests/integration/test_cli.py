@@ -27,9 +27,8 @@ from celery_rabbit_delay.cli.target import Target
 from celery_rabbit_delay.core import faults
 from celery_rabbit_delay.core.destination import Destination
 from celery_rabbit_delay.core.topology import Cascade, Topology
-from celery_rabbit_delay.operate import Management, pruning
 from tests.kit.abilities import Ability
-from tests.kit.broker import QUICK, Vhost, ensure
+from tests.kit.broker import QUICK, Vhost
 from tests.kit.commands import (
     CASCADE,
     PROGRAM,
@@ -119,66 +118,6 @@ def test_setup_leads_to_the_queues_that_are_there(vhost: Vhost) -> None:
 
 def outboxes(vhost: Vhost) -> set[str]:
     return {name.partition(".out.")[2] for name in vhost.names("queues") if ".out." in name} - {"short-lived"}
-
-
-def test_outboxes_of_keys_that_nobody_binds_any_more_are_deleted_where_that_is_certain(
-    vhost: Vhost, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(pruning, "QUIET", 0)
-    vhost.declare("q", "gone", exchange="orders")
-    vhost.declare(exchange="topics", kind="topic")
-    with vhost.plain() as connection:
-        alternate = {"alternate-exchange": "orders"}
-        connection.default_channel.exchange_declare(
-            "other", "direct", durable=True, auto_delete=False, arguments=alternate
-        )
-    keys = [("orders", "q"), ("orders", "gone"), ("topics", "gone"), ("other", "gone")]
-    with vhost.connection() as connection:
-        for destination in (Destination("orders"), *(Destination(exchange, key=key) for exchange, key in keys)):
-            ensure(connection, destination)
-        vhost.declare(f"{CASCADE.root}.out.orders+a+b")  # in the namespace of outboxes, but none
-        vhost.delete_queue("gone")
-        api = Management(management(vhost)[1], vhost.name)
-        wait_until(lambda: operate.prune(connection, api)[0] and "orders+gone" not in outboxes(vhost), "it is deleted")
-        assert operate.prune(connection, api) == ([], [])
-    assert outboxes(vhost) == {"orders+", "orders+q", "topics+gone", "other+gone", "orders+a+b"}
-
-
-def test_an_interrupted_prune_is_completed_by_the_next(vhost: Vhost, monkeypatch: pytest.MonkeyPatch) -> None:
-    vhost.declare("gone")
-    api = Management(management(vhost)[1], vhost.name)
-
-    def interrupt() -> None:
-        raise OSError("interrupted")
-
-    monkeypatch.setattr(pruning, "wait_for_counts", interrupt)
-    with vhost.connection() as connection:
-        ensure(connection, Destination("", ("gone",)))
-        vhost.delete_queue("gone")
-
-        def is_interrupted() -> bool:
-            try:
-                return any(operate.prune(connection, api))
-            except OSError:
-                return True
-
-        wait_until(is_interrupted, "the management API has counted")
-        assert outboxes(vhost) == {"+gone"}
-        monkeypatch.setattr(pruning, "wait_for_counts", lambda: None)
-        assert operate.prune(connection, api) == ([f"{CASCADE.root}.out.+gone"], [])
-    assert outboxes(vhost) == set()
-
-
-def test_what_comes_for_a_fanout_exchange_that_is_gone_is_not_dropped_after_a_prune(vhost: Vhost) -> None:
-    for exchange in ("old", "news"):
-        vhost.declare(exchange=exchange, kind="fanout")
-    with vhost.connection() as connection:
-        for exchange in ("old", "news"):
-            ensure(connection, Destination(exchange, fanout=True))
-        vhost.delete_exchange("old")
-        operate.prune(connection, Management(management(vhost)[1], vhost.name))
-    dropping = [key for source, queue, _, key in vhost.bindings() if (source, queue) == (CASCADE.exit, CASCADE.discard)]
-    assert dropping == ["@.=news+"]
 
 
 @pytest.mark.own_vhost

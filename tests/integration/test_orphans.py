@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import time
 from typing import Any
 
@@ -15,10 +14,8 @@ from celery_rabbit_delay.amqp import schedule as schedule_
 from celery_rabbit_delay.amqp.replaying import Allowed, look, replay
 from celery_rabbit_delay.core.destination import Destination, decode
 from celery_rabbit_delay.core.headers import HEADER
-from celery_rabbit_delay.operate import Management, pruning
-from celery_rabbit_delay.operate import management as management_module
 from tests.kit.broker import Vhost, ensure, lead, publish, take
-from tests.kit.commands import make_orphans, management, run
+from tests.kit.commands import make_orphans
 from tests.kit.wait import wait_until
 
 pytestmark = pytest.mark.shared_vhost
@@ -64,42 +61,6 @@ def test_what_an_exchange_cannot_route_waits_and_blocks_no_other_message(vhost: 
         gone(connection.default_channel).declare()
         vhost.policy("again", {"delivery-limit": 1_000_000_000}, r"^celery-rabbit-delay\.")
         assert len(take(connection, "gone", 40)) == 40  # by itself within six minutes
-
-
-def without_delay(outbox: str) -> str:
-    """Return what the name of an outbox says besides its delay."""
-    return re.sub(r".*\.out\.(\d+m?s\.)?", "", outbox)
-
-
-def test_outboxes_of_what_is_gone_are_deleted_when_they_are_empty(
-    vhost: Vhost, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(pruning, "QUIET", 0)
-    vhost.declare("gone", "stays")
-    for exchange in ("ended", "nobody"):
-        vhost.declare(exchange=exchange)
-    with vhost.connection() as connection:
-        for destination in ({"exchange": "ended"}, {"exchange": "nobody"}, {"routing_key": "gone"}):
-            connection.Producer().publish("x", headers={"x-delay": 100_000}, **destination)
-        connection.Producer().publish("x", routing_key="stays", headers={"x-delay": 100_000})
-        vhost.delete_queue("gone")
-        vhost.delete_exchange("ended")
-        api = Management(management(vhost)[1], vhost.name)
-        pruned: set[str] = set()
-
-        def names() -> set[str]:
-            pruned.update(without_delay(name) for name in operate.prune(connection, api)[0])
-            return {without_delay(name) for name in vhost.names("queues") if ".out." in name}
-
-        wait_until(lambda: names() == {"+stays", "nobody+", "short-lived"}, "the management API has counted")
-    assert pruned == {"+gone", "ended+"}
-    assert not [binding for binding in vhost.bindings() if "gone" in str(binding) or "ended" in str(binding)]
-    refused = run(vhost.url("amqp"), "setup", "--prune")
-    assert (refused.code, "--prune needs --management-url" in refused.err) == (2, True)
-    assert (
-        "0 outboxes deleted, because they led nowhere"
-        in run(vhost.url("amqp"), "setup", "--prune", *management(vhost)).out
-    )
 
 
 @pytest.mark.long
@@ -232,33 +193,3 @@ def test_an_odd_due_time_of_an_orphan_stops_no_other(vhost: Vhost) -> None:
         results = [str(refused) for _, refused in operate.replay(connection, 10, Allowed(None))]
         assert [said in result for said, result in zip(says.values(), results, strict=True)] == [True] * 6, results
         assert len(take(connection, "q", 2)) == 2
-
-
-@pytest.mark.long
-def test_idle_outboxes_are_deleted_and_what_comes_for_them_is_not_lost(
-    vhost: Vhost, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(pruning, "QUIET", 6)
-    monkeypatch.setattr(pruning, "SEEN", 10_000)
-    monkeypatch.setattr(management_module, "HISTORY", 10)
-    monkeypatch.setattr(management_module, "SAMPLE", 5)
-    vhost.declare("q")
-    api = Management(management(vhost)[1], vhost.name)
-    busy, quiet, fast = (vhost.cascade.outbox_name(Q, ticks) for ticks in (6000, 1000, 100))
-    with vhost.connection() as connection:
-        for ticks in (6000, 1000, 100):
-            ensure(connection, Q, ticks)
-        publish(connection, 60)
-        vhost.publish("q", 0)  # the queue holds something
-        wait_until(lambda: api.queues().get(busy, {}).get("messages"), "the management API has counted")
-        wait_until(lambda: api.histories().get(quiet, {}).get("messages_details"), "it has a history")
-        wait_until(api.has_history, "the node runs for so long")
-        assert operate.prune(connection, api, [quiet]) == ([], [])
-        assert operate.prune(connection, api) == ([], [quiet])
-        assert {busy, fast} <= set(vhost.names("queues"))
-        for _ in range(2):
-            sent = time.monotonic()
-            publish(connection, 10)  # the publisher believes that the outbox is there
-        assert quiet in vhost.names("queues")
-        assert len(take(connection, "q", 3)) == 3
-        assert time.monotonic() >= sent + 10
