@@ -13,16 +13,16 @@ from .patience import Patience, again
 
 
 @contextmanager
-def exclusive_reader(channel: Any, queue: str, patience: float = 5) -> Iterator[bool]:
+def exclusive_reader(channel: Any, queue: str) -> Iterator[bool]:
     """Hold an exclusive queue as a lock on reading a queue; yield whether no other reader is known.
 
-    If another one still reads it after `patience` seconds, go on without the lock, as does a user who may not configure
+    If another one still reads it after five seconds, go on without the lock, as does a user who may not configure
     it, or where a limit leaves no room for it.
     """
     lock, owned, known = f"{queue}.reader", False, False
     with suppress(AccessRefused, PreconditionFailed):
         try:
-            again(lambda: channel.queue_declare(lock, exclusive=True, auto_delete=True), ResourceLocked, patience)
+            again(lambda: channel.queue_declare(lock, exclusive=True, auto_delete=True), ResourceLocked, 5)
             owned = True
         except ResourceLocked:
             known = True

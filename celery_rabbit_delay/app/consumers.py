@@ -4,36 +4,24 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable
-from contextlib import closing, suppress
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
 import kombu
-from amqp.exceptions import AccessRefused, AMQPError
-from kombu.exceptions import OperationalError
 
 from .. import upstream
-from ..amqp import connecting, declare
 from ..amqp.clocks import utc_ms
 from ..amqp.confirms import NotStored
 from ..amqp.connection import Connection
 from ..amqp.destinations import destinations_of, may_pause
-from ..amqp.exclusive_reader import exclusive_reader, wait_for_return
 from ..amqp.receiving import known_to
-from ..amqp.replaying import Allowed, replay
 from ..amqp.transport import Channel, DeliveredMessage
-from ..core.errors import DelayError, DestinationNotFound, NotPermitted
-from ..core.topology import Cascade
+from ..core.errors import DestinationNotFound, NotPermitted
 from .control import forget_one
 from .handing_on import HandingOn
 
 logger = logging.getLogger(__name__)
-
-#: The maximum number of orphans that a worker reads when it starts.
-MAX_ORPHANS = 10_000
-
-#: The maximum time, in seconds, for which a worker waits for others that read the orphans.
-PATIENCE = 10.0
 
 #: Queues that this process may not bind to the cascade and has warned about; a reconnect creates a new consumer.
 _refused: set[str] = set()
@@ -141,11 +129,9 @@ class DelayedConsumer(kombu.Consumer):  # type: ignore[misc]
         if not self._is_ours:
             return
         connection: Connection = self.channel.connection
-        options = connection.delay_options
-        if options.declare == "passive":
+        if connection.delay_options.declare == "passive":
             return
         refused: dict[str, Exception] = {}
-        led_to = []
         for queue in queues:
             try:
                 for destination in destinations_of(queue):
@@ -153,8 +139,6 @@ class DelayedConsumer(kombu.Consumer):  # type: ignore[misc]
                         connection.sender.lead_back(destination)
             except (NotPermitted, NotStored) as exc:  # the worker can still consume
                 refused[queue.name] = exc
-            else:
-                led_to.append(queue)
         if not refused.keys() <= _refused:
             _refused.update(name for name, exc in refused.items() if isinstance(exc, NotPermitted))
             logger.warning(
@@ -162,52 +146,3 @@ class DelayedConsumer(kombu.Consumer):  # type: ignore[misc]
                 ", ".join(map(repr, refused)),
                 next(iter(refused.values())),
             )
-        if led_to:
-            self._replay_orphans(led_to, options.cascade)
-
-    def _replay_orphans(self, queues: list[kombu.Queue], cascade: Cascade) -> None:
-        """Send orphans that became due while a queue did not exist to the queue.
-
-        Those that another worker is looking at do not count as ready, so this waits for it.
-        """
-        with (
-            suppress(AccessRefused),
-            closing(self.channel.connection.channel()) as channel,
-            exclusive_reader(channel, cascade.orphans, PATIENCE) as alone,
-        ):
-            there = declare.message_count(channel, cascade.orphans) or 0
-            if there:
-                sent = self._replay_oldest(queues, cascade)
-                wait_for_return(channel, cascade.orphans, there - sent)
-            if there > MAX_ORPHANS:
-                logger.warning(
-                    "This worker has read only the oldest %d of %d orphans: `celery -A APP delay orphans replay "
-                    "--limit %d` sends the others to its queues, too",
-                    MAX_ORPHANS,
-                    there,
-                    there,
-                )
-            elif not alone:
-                logger.warning(
-                    "Others are still reading the orphans, so tasks that were due while a queue did not exist may stay "
-                    "there: `celery -A APP delay orphans replay` sends them to their queues"
-                )
-
-    def _replay_oldest(self, queues: list[kombu.Queue], cascade: Cascade) -> int:
-        """Send the oldest orphans for some queues there; return their number.
-
-        Uses a separate connection: during an alarm RabbitMQ blocks connections that publish, and this one consumes.
-        """
-        sent = 0
-        try:
-            with connecting.closing(connecting.copy_of(self.connection, "orphans")) as connection:
-                known_to[connection] = known_to[self.connection]
-                for _, refused in replay(connection.connection, cascade, Allowed(queues), MAX_ORPHANS):
-                    sent += refused is None
-        except (NotPermitted, AccessRefused):
-            pass
-        except (AMQPError, DelayError, OperationalError, OSError) as exc:
-            logger.warning("Tasks that were due while their queue did not exist stay with the orphans: %s", exc)
-        if sent:
-            logger.info("%d delayed tasks that were due while their queue did not exist are in it now", sent)
-        return sent

@@ -119,13 +119,13 @@ def test_an_id_that_is_sent_again_after_it_was_cancelled_runs_with_its_retries(m
 
 
 def test_a_cancelled_task_that_has_become_an_orphan_does_not_run(make_shop: MakeShop) -> None:
-    """The first worker sends the orphan on to its queue, which another worker may read."""
     shop = make_shop()
     dead = shop.send("note", "cancelled", countdown=15)
     shop.vhost.delete_queue("celery")
     celery_rabbit_delay.cancel(shop.app, dead)
     wait_until(lambda: shop.vhost.count("celery-rabbit-delay.v3.10ms.orphans") == 1, "it is an orphan")
     workers = [shop.worker(name=name) for name in ("one", "two")]
+    assert shop.delay("orphans", "replay").code == 0
     shop.send("note", "stays", countdown=1)
     shop.wait_for(1, "stays")
     wait_until(lambda: any(worker.has_discarded(dead) for worker in workers), "discarded")

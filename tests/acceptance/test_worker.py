@@ -9,11 +9,9 @@ from typing import Any
 
 import kombu.pools
 import pytest
-from amqp import Message
 
 import celery_rabbit_delay
 from celery_rabbit_delay.app.consumers import DelayedConsumer
-from celery_rabbit_delay.core.headers import HEADER
 from tests.kit.broker import QUICK
 from tests.kit.commands import documented_permissions as documented
 from tests.kit.proxy import proxy
@@ -137,41 +135,6 @@ def test_a_worker_creates_the_cascade_so_that_no_caller_has_to_wait_for_it(make_
     news = [line for line in log.read_bytes()[before:].splitlines() if shop.vhost.name.encode() in line]
     missing = [line for line in news if b"not_found" in line or b"no queue" in line]
     assert all(b".changes" in line for line in missing), "the stream of changes is created when it is needed"
-
-
-def test_a_worker_brings_back_what_came_due_while_its_queue_was_gone(make_shop: MakeShop) -> None:
-    shop = make_shop()
-    for n in range(40):
-        shop.send("note", f"orphan {n}", countdown=15)
-    shop.vhost.delete_queue("celery")
-    wait_until(lambda: shop.vhost.count(shop.vhost.cascade.orphans) == 40, "all are orphans")
-    worker = shop.worker()
-    shop.wait_for(40)
-    assert "40 delayed tasks that were due while their queue did not exist are in it now" in worker.output()
-
-
-@pytest.mark.leaves_orphans
-@pytest.mark.long
-def test_a_worker_starts_beside_orphans_that_nothing_takes(make_shop: MakeShop) -> None:
-    shop = make_shop()
-    for n in range(3):
-        shop.send("note", f"orphan {n}", countdown=15)
-    shop.vhost.delete_queue("celery")
-    orphans = shop.vhost.cascade.orphans
-    wait_until(lambda: shop.vhost.count(orphans) == 3, "all are orphans")
-    forged = {
-        HEADER: {"prefix": shop.vhost.cascade.root, "exchange": "celery", "due": 0},
-        "CC": ["x" * 300, "@.+celery"],
-    }
-    with shop.vhost.plain() as connection:
-        connection.default_channel.basic_publish(Message("forged", application_headers=forged), "", orphans)
-    shop.vhost.policy("full", {"max-length": 1, "overflow": "reject-publish"}, "^celery$")
-    shop.worker(name="first")
-    shop.wait_for(1)
-    shop.vhost.broker.api("DELETE", f"/policies/{shop.vhost.name}/full")
-    shop.worker(name="second")
-    shop.wait_for(3)
-    assert shop.vhost.count(orphans) == 1
 
 
 def test_a_worker_consumes_a_queue_whose_exchange_nobody_declares(make_shop: MakeShop) -> None:

@@ -1,36 +1,17 @@
-"""Consumers that publish delayed messages on the connection that they consume on, or fetch orphans."""
+"""Consumers that publish delayed messages on the connection that they consume on."""
 
 from __future__ import annotations
-
-import threading
-from typing import Any
 
 import kombu
 import pytest
 
-from celery_rabbit_delay import operate
-from celery_rabbit_delay.amqp.exclusive_reader import exclusive_reader
-from celery_rabbit_delay.amqp.replaying import Allowed, replay
-from celery_rabbit_delay.app import consumers
 from celery_rabbit_delay.app.consumers import DelayedConsumer
-from tests.kit.broker import Vhost, lead, take
+from tests.kit.broker import Vhost, take
 from tests.kit.wait import wait_until
 
 pytestmark = pytest.mark.shared_vhost
 
 DELAY = {"x-delay": 30}
-
-
-def make_orphans(vhost: Vhost, *queues: str) -> None:
-    """Make two orphans for each queue."""
-    vhost.declare(*queues)
-    with vhost.connection() as connection:
-        for queue in queues:
-            lead(connection, queue)
-            vhost.delete_queue(queue)  # this connection does not look again
-        for queue in queues * 2:
-            connection.Producer().publish(queue, routing_key=queue, headers=DELAY)
-    wait_until(lambda: vhost.count(vhost.cascade.orphans) == 2 * len(queues), "all are orphans")
 
 
 def test_a_consumer_may_publish_delayed_messages_on_its_own_connection(vhost: Vhost) -> None:
@@ -112,72 +93,6 @@ def test_a_connection_is_closed_although_messages_come_in_meanwhile(vhost: Vhost
     connection.release()
     assert not connection.connected
     assert len(vhost.take("q", 60)) == 60
-
-
-@pytest.mark.leaves_orphans
-def test_a_consumer_looks_through_the_orphans_once_for_all_its_queues(
-    vhost: Vhost, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    make_orphans(vhost, "a", "b", "others")
-    scans = []
-
-    def counting(*args: Any) -> Any:
-        scans.append(args)
-        return replay(*args)
-
-    monkeypatch.setattr(consumers, "replay", counting)
-    received: list[str] = []
-
-    def on_message(message: kombu.Message) -> None:
-        received.append(message.payload)
-        message.ack()
-
-    with (
-        vhost.connection() as connection,
-        DelayedConsumer(connection.default_channel, [kombu.Queue("a"), kombu.Queue("b")], on_message=on_message),
-    ):
-        while len(received) < 4:
-            connection.drain_events(timeout=60)
-    assert sorted(received) == ["a", "a", "b", "b"]
-    assert len(scans) == 1
-    assert vhost.count(vhost.cascade.orphans) == 2
-
-
-def consume(vhost: Vhost, queue: str) -> None:
-    """Start a consumer, and end it."""
-    with (
-        vhost.connection() as connection,
-        DelayedConsumer(connection.default_channel, [kombu.Queue(queue)], on_message=lambda message: None),
-    ):
-        pass
-
-
-def test_a_consumer_waits_for_another_that_looks_through_the_orphans(vhost: Vhost) -> None:
-    make_orphans(vhost, "a", "b")
-    vhost.declare("a", "b")
-    with vhost.connection() as other:
-        reading = operate.replay(other, 10, Allowed([kombu.Queue("a")]))
-        results = [next(reading)[1] for _ in range(4)]
-        assert results.count(None) == 2
-        second = threading.Thread(target=consume, args=(vhost, "b"))
-        second.start()
-        second.join(1)
-        assert list(reading) == []
-        second.join(60)
-    assert len(vhost.take("b", 2)) == 2
-
-
-def test_a_consumer_says_when_it_could_not_look_at_all_orphans(
-    vhost: Vhost, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    make_orphans(vhost, "a")
-    monkeypatch.setattr(consumers, "MAX_ORPHANS", 1)
-    monkeypatch.setattr(consumers, "PATIENCE", 0.1)
-    consume(vhost, "a")
-    assert "read only the oldest 1 of 2 orphans: `celery -A APP delay orphans replay --limit 2` sends" in caplog.text
-    with vhost.connection() as other, exclusive_reader(other.default_channel, vhost.cascade.orphans):
-        consume(vhost, "a")
-    assert "Others are still reading the orphans" in caplog.text
 
 
 @pytest.mark.parametrize("kind", ["classic", "quorum"])
