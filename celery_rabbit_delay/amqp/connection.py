@@ -9,7 +9,6 @@ from typing import Any
 
 from amqp.exceptions import RecoverableConnectionError
 
-from ..core import faults
 from ..core.destination import Declarations
 from .batch import Batch, batches_of
 from .limited import LimitedConnection
@@ -68,17 +67,3 @@ class Connection(LimitedConnection):
     def batches(self) -> list[Batch]:
         """The batches that collect what is published, the innermost last; those of all connections of a client."""
         return batches_of[self.client]
-
-
-def warning_of_release(connection: LimitedConnection) -> str | None:
-    """Return why the broker's release must not be used; None if it may be."""
-    return faults.warning(_release(connection))
-
-
-def advice_on_release(connection: LimitedConnection) -> str | None:
-    """Return what to say of the broker's release; None for nothing."""
-    return faults.advice(_release(connection))
-
-
-def _release(connection: LimitedConnection) -> str:
-    return str(connection.server_properties.get("version") or "")

@@ -22,7 +22,6 @@ from ..amqp import event_loop
 from ..amqp.clocks import sent_now
 from ..amqp.confirms import NotStored
 from ..amqp.connecting import ensure_connection
-from ..amqp.connection import advice_on_release, warning_of_release
 from ..amqp.receiving import Following, known_to
 from ..amqp.schedule import CONTROL, write_changes
 from ..amqp.stream_writer import until_there_is_a_leader
@@ -149,10 +148,6 @@ class FollowChanges(bootsteps.StartStopStep):  # type: ignore[misc]
         known.on_cancelled, known.on_sent_again = revoke_one, let_run
         if not self._has_begun:  # each reconnect calls this again
             logger.info("Delayed tasks wait in RabbitMQ: %s", connection.transport.delay_options.summary)
-            if warning := warning_of_release(connection.connection):
-                logger.warning("%s", warning)
-            if advice := advice_on_release(connection.connection):
-                logger.info("%s", advice)
         self._has_begun = True
         options = connection.transport.delay_options
         stream = streams.changes(options.cascade)

@@ -6,7 +6,6 @@ import click
 import kombu
 
 from .. import operate
-from ..amqp import connection as connection_
 from ..core.text import counted, escape
 from .output import EXIT_PROBLEMS
 from .parameters import management_option, priorities_option
@@ -112,12 +111,6 @@ def verify(target: Target, priorities: bool, management_url: str | None) -> None
     with target.connected() as connection:
         snapshot = snapshot_of(management_url, connection)
         wrong = _compare(target, connection, snapshot, priorities, on_demand=True)
-        for told in (
-            connection_.warning_of_release(connection.connection),
-            connection_.advice_on_release(connection.connection),
-        ):
-            if told:
-                click.echo(escape(told))
         accepted = _show_held_up(connection, snapshot)
         arrived = not operate.can_try_out(wrong) or _probe(connection, priorities)
     if wrong or not arrived:

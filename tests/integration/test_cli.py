@@ -20,11 +20,9 @@ import pytest
 from click.testing import CliRunner
 
 from celery_rabbit_delay import Options, operate
-from celery_rabbit_delay.amqp import connection as connection_
 from celery_rabbit_delay.amqp import schedule as schedule_
 from celery_rabbit_delay.cli import groups
 from celery_rabbit_delay.cli.target import Target
-from celery_rabbit_delay.core import faults
 from celery_rabbit_delay.core.destination import Destination
 from celery_rabbit_delay.core.topology import Cascade, Topology
 from tests.kit.abilities import Ability
@@ -132,19 +130,6 @@ def test_something_else_of_the_same_name_stays_as_it_is(vhost: Vhost) -> None:
     assert refused.code == 1
     assert "something else has the name of a part of the cascade" in refused.err
     vhost.declare(CASCADE.levels[0].queue)
-
-
-def test_verify_names_a_release_with_known_faults(vhost: Vhost, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert run(vhost.url("amqp"), "setup").code == 0
-    command = ["--broker", vhost.url("amqp"), *QUICKLY, "verify"]
-    for release, issues in (("4.3.0", {16203, 16652, 17012, 16085}), ("4.3.6", set())):
-        monkeypatch.setattr(connection_, "advice_on_release", lambda _, release=release: faults.advice(release))
-        monkeypatch.setattr(connection_, "warning_of_release", lambda _, release=release: faults.warning(release))
-        verified = CliRunner().invoke(groups.standalone, command)
-        assert verified.exit_code == 0
-        named = re.findall(r"rabbitmq-server #(\d+)", verified.output)
-        assert set(map(int, named)) == issues, verified.output
-        assert (f"Do not use RabbitMQ {release} with users of least privilege" in verified.output) is (16085 in issues)
 
 
 @pytest.mark.leaves_orphans
