@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from .amqp.schedule import Scheduled
     from .app.api import batch, cancel, find, pause, paused, reschedule, restore, resume, scheduled
     from .app.install import install
-    from .app.lateness import measure_lateness
     from .cli.page import page
     from .core.options import Options
 
@@ -68,7 +67,6 @@ __all__ = [
     "cancel",
     "find",
     "install",
-    "measure_lateness",
     "page",
     "pause",
     "paused",
@@ -86,7 +84,6 @@ _WHERE = {
     "cancel": ".app.api",
     "find": ".app.api",
     "install": ".app.install",
-    "measure_lateness": ".app.lateness",
     "page": ".cli.page",
     "pause": ".app.api",
     "paused": ".app.api",

@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 import kombu
 from amqp.exceptions import AMQPError
 from celery import bootsteps
-from celery.utils.dispatch import Signal
 from celery.worker import state as worker_state
 
 from .. import upstream
@@ -41,9 +40,6 @@ logger = logging.getLogger(__name__)
 
 #: In ticks: a task that is due sooner stays in the worker, because the cascade would keep it about as long.
 MOMENT = 2
-
-#: Is sent with `amount`, the number of tasks that this worker has handed on since it was sent last.
-handed_on = Signal(name="handed_on", providing_args={"amount"})
 
 #: Seconds from the first task that is handed on to the log entry about all since; seconds that a stopping worker waits
 #: for the broker's last answers.
@@ -146,14 +142,13 @@ class HandingOn:
             self.report()
 
     def report(self) -> None:
-        """Log and signal how many tasks were handed on since the last report."""
+        """Log how many tasks were handed on since the last report."""
         timer, self._timer = self._timer, None
         if timer is not None:
             timer.cancel()
         stored, self._stored = self._stored, 0
         if stored:
             logger.info("%d tasks came before they were due: they were handed on, and wait in RabbitMQ", stored)
-            handed_on.send(sender=self, amount=stored)
 
     @property
     def _is_silent(self) -> bool:
