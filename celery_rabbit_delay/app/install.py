@@ -10,7 +10,6 @@ import logging
 import os
 import threading
 from dataclasses import replace
-from datetime import datetime, timezone
 from functools import cached_property, partial
 from typing import Any
 from weakref import WeakMethod, WeakSet
@@ -151,23 +150,6 @@ class DelayedAMQP:
     def delay_options(self) -> Options:
         """The app's options. Raises `InvalidOption`."""
         return options_with(self.app.conf, self.given_options)
-
-    @property
-    def create_task_message(self) -> Any:
-        """The function that makes a task's message; it adds a countdown to the time in UTC.
-
-        Celery 5.4 to 5.6 add it to that of the app's zone, and miss the seconds by which its clocks change meanwhile.
-        """
-        create = super().create_task_message  # type: ignore[misc]
-
-        def of_countdown(
-            task_id: Any, name: Any, args: Any = None, kwargs: Any = None, *more: Any, **others: Any
-        ) -> Any:
-            if others.get("countdown", more[0] if more else None):
-                others.setdefault("now", datetime.now(timezone.utc))
-            return create(task_id, name, args, kwargs, *more, **others)
-
-        return of_countdown
 
     @property
     def producer_pool(self) -> Any:

@@ -25,7 +25,6 @@ import pytest
 from celery import Celery
 from celery.app.amqp import AMQP
 from celery.signals import after_setup_logger
-from freezegun import freeze_time
 
 import celery_rabbit_delay
 from celery_rabbit_delay import InvalidOption, Options, UnsupportedConfiguration, install
@@ -503,22 +502,3 @@ def test_the_public_names_are_these() -> None:
     assert install.__module__ == "celery_rabbit_delay.app.install"
     assert all(hasattr(celery_rabbit_delay, name) for name in celery_rabbit_delay.__all__)
     assert Options() == Options.parse({})
-
-
-@pytest.mark.parametrize("before_install", [False, True])
-def test_a_countdown_over_a_change_of_the_clock_is_as_long_as_it_says(before_install: bool) -> None:
-    app = Celery("shop", broker="amqp://", set_as_current=False)
-    app.conf.timezone = "Europe/Berlin"
-    if before_install:
-        _ = app.amqp.create_task_message
-    install(app)
-    with freeze_time(datetime(2027, 3, 28, 0, 30, tzinfo=timezone.utc)):
-        made = app.amqp.create_task_message("1", "t", countdown=7200)
-        as_celery_calls_it = app.amqp.create_task_message("1", "t", [], {}, 7200, None)
-        undelayed = app.amqp.create_task_message("1", "t", expires=7200)
-    for message in (made, as_celery_calls_it):
-        eta = datetime.fromisoformat(message.headers["eta"])
-        assert eta == datetime(2027, 3, 28, 2, 30, tzinfo=timezone.utc)
-        assert eta.utcoffset() == timedelta(0), "Celery 5.6 adds to the time of a zone as its clocks show it"
-    assert undelayed.headers["eta"] is None
-    assert not undelayed.headers["expires"].endswith("+00:00"), "it is Celery's alone"
