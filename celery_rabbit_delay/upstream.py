@@ -42,11 +42,6 @@ def waiting_requests(state: Any) -> list[Any]:
     return [one for one in held if one._apply_result is None]
 
 
-def pool_of(amqp: Any) -> Any:
-    """Return the pool of producers that a Celery app's AMQP object has made; None before it is first asked for."""
-    return amqp._producer_pool
-
-
 def forget_connections(app: Any) -> None:
     """Make a Celery app open new connections. Connections of its pools that are in use stay open."""
     app.amqp._producer_pool = None

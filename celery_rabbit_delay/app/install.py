@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import os
-import threading
 from dataclasses import replace
 from functools import cached_property, partial
 from typing import Any
@@ -38,13 +37,6 @@ _told: WeakSet[Celery] = WeakSet()
 
 #: The environment variable that makes `install` do nothing.
 SWITCH = "CELERY_RABBIT_DELAY"
-
-#: Threads that are the first to ask for an app's pool: Celery would make one for each, and close only the last.
-_first = threading.RLock()
-
-# A child would wait for ever for a lock that another thread of its parent holds.
-if hasattr(os, "register_at_fork"):  # not on Windows
-    os.register_at_fork(before=_first.acquire, after_in_parent=_first.release, after_in_child=_first.release)
 
 
 def install(app: Celery, **options: Any) -> None:
@@ -150,15 +142,6 @@ class DelayedAMQP:
     def delay_options(self) -> Options:
         """The app's options. Raises `InvalidOption`."""
         return options_with(self.app.conf, self.given_options)
-
-    @property
-    def producer_pool(self) -> Any:
-        """The app's pool of producers."""
-        pool = upstream.pool_of(self)
-        if pool is None:
-            with _first:
-                pool = super().producer_pool  # type: ignore[misc]
-        return pool
 
     def Connection(self, hostname: Any = None, *args: Any, **kwargs: Any) -> kombu.Connection:  # noqa: N802
         """Return a `kombu.Connection` with our transport, or a plain one where there is no broker.

@@ -7,13 +7,9 @@ import json
 import logging
 import os
 import pickle
-import signal
 import subprocess
 import sys
-import threading
-import time
 import weakref
-from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from types import ModuleType
@@ -39,52 +35,6 @@ def app_with(**conf: Any) -> Celery:
     app = Celery("shop", set_as_current=False)
     app.conf.update(conf)
     return app
-
-
-@pytest.fixture
-def is_creating(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
-    """Make the creation of pools take a while; return what is set when one begins."""
-    create = kombu.pools.Producers.create
-    is_creating = threading.Event()
-
-    def slowly(*args: Any) -> Any:
-        is_creating.set()
-        time.sleep(0.2)
-        return create(*args)
-
-    monkeypatch.setattr(kombu.pools.Producers, "create", slowly)
-    return is_creating
-
-
-@pytest.mark.usefixtures("is_creating")
-def test_threads_that_ask_for_the_pool_at_the_same_time_get_the_same_one() -> None:
-    app = app_with(broker_url="amqp://threads.example//")  # whose pool Kombu does not have yet
-    install(app)
-    with ThreadPoolExecutor(8) as threads:
-        pools = list(threads.map(lambda _: app.producer_pool, range(8)))
-    assert len(set(map(id, pools))) == 1
-
-
-@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
-def test_a_process_that_forks_while_a_thread_makes_the_pool_has_a_child_that_publishes(
-    is_creating: threading.Event,
-) -> None:
-    app = app_with(broker_url="amqp://forks.example//")  # whose pool Kombu does not have yet
-    install(app)
-    with ThreadPoolExecutor(1) as thread:
-        pool = thread.submit(lambda: app.producer_pool)
-        assert is_creating.wait(60)
-        child = os.fork()
-        if child == 0:
-            status = 1
-            try:
-                signal.signal(signal.SIGALRM, signal.SIG_DFL)
-                signal.alarm(5)
-                status = 0 if app.producer_pool else 1
-            finally:
-                os._exit(status)
-        assert os.waitpid(child, 0) == (child, 0)
-        assert pool.result() is app.producer_pool
 
 
 def test_an_app_that_nobody_holds_is_collected_with_its_connections() -> None:
