@@ -26,7 +26,6 @@ from ..core.errors import InvalidOption, UnsupportedConfiguration
 from ..core.options import OPTIONS, Options, options_with
 from .consumers import DelayedConsumer
 from .control import DelayedControl, FollowChanges, PausingNode
-from .green import FullSpeed
 from .handing_on import Report
 from .prefetch import FollowPool
 from .signals import connect
@@ -77,7 +76,7 @@ def install(app: Celery, **options: Any) -> None:
             raise
         _say_there_is_no_broker(app)
     connect()
-    app.steps["consumer"].update([Report, FollowPool, FullSpeed, FollowChanges])
+    app.steps["consumer"].update([Report, FollowPool, FollowChanges])
     app.amqp_cls = partial(_make_amqp, base=make, given=options)  # picklable, as the app is
     app.control_cls = partial(_make_control, base=app.control_cls)
     if "control" in app.__dict__:
