@@ -20,7 +20,6 @@ from kombu.utils.text import version_string_as_tuple
 
 from .. import upstream
 from ..core.options import Options
-from .reasons import CLOSES, with_readable_reason
 from .unreadable import MALFORMED, with_text, without_properties
 
 #: The type of a frame with the properties of a message.
@@ -175,8 +174,6 @@ class LimitedConnection(pyamqp.Connection):  # type: ignore[misc]
     def on_inbound_method(self, channel_id: int, method_sig: Any, payload: Any, content: Any) -> Any:
         self._is_parsing = False
         channel = (self.channels or {}).get(channel_id)
-        if method_sig in CLOSES:
-            payload = with_readable_reason(payload)
         if content is not None and getattr(channel, "takes_anything", False):
             payload = with_text(method_sig, payload, content)
         try:

@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 import ssl
-import struct
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import kombu
 import pytest
-from amqp import spec
-from amqp.abstract_channel import AbstractChannel
-from amqp.exceptions import AMQPError, NotFound
-from amqp.method_framing import frame_handler
 
 from celery_rabbit_delay import UnsupportedConfiguration
 from celery_rabbit_delay.amqp.connection import Connection
-from celery_rabbit_delay.amqp.transport import Channel
 
 
 def test_levels_want_a_broker_that_knows_at_least_once_dead_lettering(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,37 +92,3 @@ def test_nothing_makes_a_stream_where_streams_lose_data(url: str, streams: bool)
     assert (options.delay_options.journal, bool(options.delay_options.wanted_streams)) == (
         (0, True) if streams else (None, False)
     )
-
-
-def frame(method: tuple[int, int], reason: bytes) -> bytes:
-    """Return a frame with which a broker closes a channel or a connection."""
-    return struct.pack(">HHHB", *method, 404, len(reason)) + reason + struct.pack(">HH", 50, 10)
-
-
-@pytest.mark.parametrize(
-    ("reason", "read"),
-    [
-        # as 3.12 to 4.0.4 write it
-        (b"NOT_FOUND - no queue 'b\xfccher' in vhost '/'", "NOT_FOUND - no queue 'bücher' in vhost '/'"),
-        ("no queue 'bücher' in vhost '/'".encode(), "no queue 'bücher' in vhost '/'"),
-        (("x" * 254 + "ü").encode()[:255], "x" * 254),  # a longer one is cut
-        (b"\xfc" * 255, "ü" * 127),
-        (b"", ""),
-    ],
-)
-def test_a_broker_that_writes_its_reasons_in_latin_1_is_understood(reason: bytes, read: str) -> None:
-    connection: Any = Connection()
-    errors: list[Any] = []
-    channel: Any = Channel.__new__(Channel)
-    connection.channels[1] = channel
-    AbstractChannel.__init__(channel, connection, 1)
-    channel.send_method = channel._do_revive = lambda *args, **kwargs: None
-    connection.send_method = lambda *args, **kwargs: None
-    for number, method in ((1, spec.Channel.Close), (0, spec.Connection.Close)):
-        receive = frame_handler(connection, connection.on_inbound_method)
-        with pytest.raises(AMQPError) as raised:
-            receive((1, number, frame(method, reason)))
-        errors.append(raised.value)
-    assert [type(error) for error in errors] == [NotFound, NotFound]
-    assert [error.reply_text for error in errors] == [read, read]
-    assert [error.method_name for error in errors] == ["Queue.declare", "Queue.declare"]
