@@ -20,10 +20,6 @@ from kombu.utils.text import version_string_as_tuple
 
 from .. import upstream
 from ..core.options import Options
-from .unreadable import MALFORMED, with_text, without_properties
-
-#: The type of a frame with the properties of a message.
-_HEADER = 2
 
 #: The message of errors.
 NO_ANSWER = "RabbitMQ has not answered in time: is it reachable, and does an alarm block publishers?"
@@ -67,7 +63,6 @@ class LimitedConnection(pyamqp.Connection):  # type: ignore[misc]
         self.on_refused: dict[int, Callable[[ChannelError], None]] = {}
         #: Whether waiting ends with `Blocked` when the broker says so.
         self.raises_if_blocked = False
-        self._is_parsing = False  # a frame, and has not passed it on
 
     @cached_property
     def delay_options(self) -> Options:
@@ -160,22 +155,9 @@ class LimitedConnection(pyamqp.Connection):  # type: ignore[misc]
         else:
             with transport.having_timeout(timeout):
                 frame = transport.read_frame()
-        self._is_parsing = True
-        try:
-            return self.on_inbound_frame(frame)
-        except MALFORMED as exc:
-            kind, channel_id, payload = frame
-            channel = (self.channels or {}).get(channel_id)
-            is_readers = not self._is_parsing or isinstance(exc, TimeoutError)  # or that of a signal handler
-            if is_readers or kind != _HEADER or not getattr(channel, "takes_anything", False):
-                raise
-            return self.on_inbound_frame((kind, channel_id, without_properties(payload)))
+        return self.on_inbound_frame(frame)
 
     def on_inbound_method(self, channel_id: int, method_sig: Any, payload: Any, content: Any) -> Any:
-        self._is_parsing = False
-        channel = (self.channels or {}).get(channel_id)
-        if content is not None and getattr(channel, "takes_anything", False):
-            payload = with_text(method_sig, payload, content)
         try:
             return super().on_inbound_method(channel_id, method_sig, payload, content)
         except ChannelError as exc:

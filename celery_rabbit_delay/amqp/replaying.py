@@ -26,7 +26,6 @@ from . import declare
 from .connecting import own_channel
 from .destinations import bindings_of
 from .exclusive_reader import wait_for_return
-from .unreadable import is_unreadable, take_anything
 
 if TYPE_CHECKING:
     from .connection import Connection
@@ -45,7 +44,7 @@ def take(channel: Any, queue: str, limit: int | None = None, peek: bool = False)
 
     Drops messages that must no longer be delivered, except with `peek`.
     """
-    take_anything(channel)
+    channel.auto_decode = False  # or py-amqp decodes bodies as their senders say
     get = channel.peek if peek else channel.basic_get
     there = declare.message_count(channel, queue)
     if there is None:
@@ -150,8 +149,6 @@ def send_on(
     `publish` also gets what the package's header says, and returns the reason if no queue took the copy. Raises
     `TimeoutError`, and errors of a lost connection.
     """
-    if is_unreadable(message):
-        return "its properties cannot be read: any user who may publish with a delay may have forged it"
     state = read_state(message.headers or {})
     if state is None:
         return "it was not sent by celery-rabbit-delay"

@@ -28,7 +28,6 @@ from ..core.topology import Stream
 from . import declare
 from .connecting import abandon, copy_of, ensure_connection
 from .limited import LimitedConnection
-from .unreadable import take_anything
 
 #: The prefetch count, in messages of at most 100 records each.
 PREFETCH = 500
@@ -233,7 +232,7 @@ class StreamConsumer:
             self._done.clear()  # whoever deletes a stream may delete others
             raise ConsumerCancelled(tag, spec.Basic.Cancel)
 
-        take_anything(channel)
+        channel.auto_decode = False  # or py-amqp decodes bodies as their senders say
         channel.basic_qos(0, self._prefetch, False)
         arguments = {"x-stream-offset": offset}
         try:

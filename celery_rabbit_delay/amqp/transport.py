@@ -68,9 +68,6 @@ class Channel(pyamqp.Channel):  # type: ignore[misc]
 
     Message = DeliveredMessage
 
-    #: See `take_anything`.
-    takes_anything = False
-
     def basic_publish(self, msg: Any, exchange: str = "", routing_key: str = "", *args: Any, **kwargs: Any) -> Any:
         return self._publish(super().basic_publish, msg, exchange, routing_key, *args, **kwargs)
 
@@ -182,7 +179,7 @@ class Channel(pyamqp.Channel):  # type: ignore[misc]
         Raises what ends the connection: the message comes again then. A worker hands on by itself.
         """
         state = state_of(message)
-        if state is None or headers_.X_DELIVERY_TIME not in message.headers or self.takes_anything:
+        if state is None or headers_.X_DELIVERY_TIME not in message.headers or not self.auto_decode:
             return False
         connection, now = self.connection, Now(datetime.now(timezone.utc), time.monotonic_ns())
         if state.due <= now.utc or connection.known.on_cancelled is not None:

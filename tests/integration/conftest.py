@@ -11,7 +11,6 @@ from celery import Celery
 
 from celery_rabbit_delay import install
 from celery_rabbit_delay.amqp import stream_consumer
-from celery_rabbit_delay.amqp.unreadable import take_anything
 from tests.kit.broker import QUICK, Vhost
 
 MakeApp = Callable[..., Celery]
@@ -45,10 +44,6 @@ class Followed:
     def __init__(self) -> None:
         self.channels: list[Any] = []
 
-    def note(self, channel: Any) -> None:
-        take_anything(channel)
-        self.channels.append(channel)
-
     def forget(self) -> None:
         """Let nothing come on them any more, as after a node has forgotten the consumers of its streams."""
         for channel in self.channels:
@@ -58,5 +53,12 @@ class Followed:
 @pytest.fixture
 def followed(monkeypatch: pytest.MonkeyPatch) -> Followed:
     """Return the channels on which streams are consumed from then on."""
-    monkeypatch.setattr(stream_consumer, "take_anything", (followed := Followed()).note)
+    followed, consume = Followed(), stream_consumer.StreamConsumer._consume
+
+    def noting(*args: Any) -> tuple[Any, str]:
+        channel, tag = consume(*args)
+        followed.channels.append(channel)
+        return channel, tag
+
+    monkeypatch.setattr(stream_consumer.StreamConsumer, "_consume", noting)
     return followed

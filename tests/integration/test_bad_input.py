@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import struct
-import time
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +12,11 @@ from amqp import Message
 from amqp.exceptions import ConsumerCancelled
 
 from celery_rabbit_delay.amqp.follower import Follower
+from celery_rabbit_delay.amqp.replaying import look
 from celery_rabbit_delay.amqp.schedule import cancel
-from celery_rabbit_delay.amqp.stream_consumer import StreamMessage
-from celery_rabbit_delay.amqp.unreadable import is_unreadable, take_anything
 from celery_rabbit_delay.core import streams
-from celery_rabbit_delay.core.changes import Changes
 from celery_rabbit_delay.core.headers import HEADER
-from tests.kit.broker import REFUSING, Vhost, publish, wait_to_learn
+from tests.kit.broker import REFUSING, Vhost, publish
 from tests.kit.commands import CASCADE, celery, make_orphans, management, run
 from tests.kit.frames import has_input
 from tests.kit.wait import wait_until
@@ -147,71 +142,18 @@ def test_no_name_that_a_stranger_chose_controls_the_terminal(vhost: Vhost) -> No
         assert "\x1b" not in shown.text
 
 
-def table(data: bytes) -> bytes:
-    return struct.pack(">I", len(data)) + data
-
-
-def unreadable(key: str) -> list[tuple[bytes, bytes]]:
-    """Return properties and routing keys of messages that RabbitMQ routes by a key, and that py-amqp cannot read."""
-    named = table(b"\x01nS" + table(b"\x0fx-stream-offset"))
-    unicode_escape = b"\x0eunicode_escape"
-    return [
-        (b"\x04\x00\x01\xff", key.encode()),  # a correlation id that is no UTF-8
-        (b"\x20\x00" + table(b"\x01tT\x7f" + b"\xff" * 7), key.encode()),  # a time that is none
-        (b"\x24\x00" + named + b"\x01\xff", key.encode()),  # and an offset that is hard to find
-        (b"\x40\x00" + unicode_escape, key.encode()),  # as the sender says, the body is a lone surrogate
-        (b"\x20\x00" + table(b"\x02CCA" + table(b"S" + table(key.encode()))), b"\xff"),
-    ]
-
-
-def put_unreadable(vhost: Vhost, exchange: str, key: str) -> int:
-    """Publish messages that py-amqp cannot read; return their number."""
-    messages = unreadable(key)
-    with vhost.plain() as connection:
-        for properties, routing_key in messages:
-            message = Message(b"\\ud800")
-            message._serialize_properties = partial(bytes, properties)
-            connection.default_channel.basic_publish(message, exchange, routing_key)
-    return len(messages)
-
-
-def test_what_nobody_can_read_in_a_stream_stops_nobody(vhost: Vhost) -> None:
-    stream = streams.changes(vhost.cascade)
-    running, starting = Changes(time.time), Changes(time.time)
-    with vhost.connection() as connection, vhost.connection() as worker, Follower(connection) as follower:
+def test_a_body_in_a_stream_or_a_queue_stays_the_bytes_that_it_is(vhost: Vhost) -> None:
+    """py-amqp would decode it as its sender says, even into what is no text."""
+    vhost.declare("q")
+    body, stream = b"\\ud800", streams.changes(vhost.cascade)
+    with vhost.connection() as connection, Follower(connection) as reader:
         cancel(connection, ["before"])
-        worker.connection.following.catch_up(stream, running.apply)
-        followed: list[StreamMessage] = []
-        follower.follow({stream: None})
-        amount = put_unreadable(vhost, vhost.cascade.ingest, stream.routing_key)
-        cancel(connection, ["after"])
-        wait_to_learn(worker, lambda: running.cancels("after"))
-        while not followed or b"after" not in followed[-1].body:
-            entry = follower.receive(10)
-            assert entry
-            followed.append(entry)
-        assert [entry.offset for entry in followed] == list(range(len(followed)))
-        assert [entry.body for entry in followed].count(b"\\ud800") == amount
-        with Follower(connection) as reader:
-            read = list(reader.read(stream))
-            assert reader.at(stream, followed[-2].offset) == followed[-2]
-        assert read[: len(followed)] == followed
-        connection.connection.following.catch_up(stream, starting.apply, patience=0)
-        assert starting.cancels("after")
-
-
-def test_what_nobody_can_read_in_a_queue_can_be_got_and_given_back(vhost: Vhost) -> None:
-    vhost.declare("q", exchange="e", kind="topic")
-    amount = put_unreadable(vhost, "e", "q")
-    wait_until(lambda: vhost.count("q") == amount, "all are there")
-    with vhost.connection() as connection:
-        channel = connection.channel()
-        take_anything(channel)
-        got = [channel.basic_get("q") for _ in range(amount)]
-        assert {message.body for message in got} == {b"\\ud800"}
-        assert [is_unreadable(message) for message in got] == [True, True, True, False, True]
-        channel.close()
-    wait_until(lambda: vhost.count("q") == amount, "all are there again")
+        with vhost.plain() as plain:
+            for place in ((vhost.cascade.ingest, stream.routing_key), ("", "q")):
+                plain.default_channel.basic_publish(Message(body, content_encoding="unicode_escape"), *place)
+        wait_until(lambda: body in [entry.body for entry in reader.read(stream)], "it is read")
+        wait_until(lambda: vhost.count("q") == 1, "it is there")
+        assert [message.body for message in look(connection, "q")] == [body]
 
 
 @pytest.mark.leaves_orphans
@@ -221,24 +163,6 @@ def test_orphans_for_a_queue_that_refuses_them_stay_and_say_why(vhost: Vhost) ->
     replayed = run(vhost.url("amqp"), "--queue", "gone", "orphans", "replay")
     assert (replayed.code, replayed.out.count("could not store the message")) == (3, 2)
     wait_until(lambda: vhost.count(CASCADE.orphans) == 2, "both stay")
-
-
-@pytest.mark.leaves_orphans
-def test_what_nobody_can_read_stays_with_the_orphans_and_in_levels(vhost: Vhost) -> None:
-    make_orphans(vhost, 1)
-    vhost.declare("gone")
-    with vhost.plain() as connection:
-        channel = connection.default_channel
-        channel.exchange_declare("put", "topic", durable=True, auto_delete=False)
-        for queue in (CASCADE.orphans, CASCADE.levels[-1].queue):
-            channel.queue_bind(queue, "put", "k")
-    amount = put_unreadable(vhost, "put", "k")
-    wait_until(lambda: vhost.count(CASCADE.orphans) == amount + 1, "all are there")
-    listed = run(vhost.url("amqp"), "orphans", "list")
-    assert (listed.code, len(listed.out.splitlines())) == (0, amount + 1)
-    replayed = run(vhost.url("amqp"), "--queue", "gone", "orphans", "replay")
-    assert (replayed.code, replayed.out.count("its properties cannot be read")) == (3, amount - 1)
-    assert vhost.count("gone") == 1
 
 
 def test_a_consumer_that_is_cancelled_meanwhile_is_not_the_error_of_a_delayed_message(vhost: Vhost) -> None:
