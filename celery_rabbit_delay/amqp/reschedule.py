@@ -146,8 +146,6 @@ def _copy(record: Record, due: datetime) -> tuple[Message, str, str]:
     delivery = resent(Delivery(f"{state.root}.", "@", message.headers))
     headers = {name: value for name, value in delivery.headers.items() if name != headers_.X_DELAY_NUMBER}
     headers.setdefault(headers_.X_DELAY_SENT, "")  # a copy is not sent later than its original, whenever that was
-    if headers_.X_DELAY_ERROR in message.headers:
-        headers[headers_.X_DELAY_ERROR] = message.headers[headers_.X_DELAY_ERROR]
     if headers.get("eta"):
         headers["eta"] = due.isoformat()
     message.properties["application_headers"] = headers

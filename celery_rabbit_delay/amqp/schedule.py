@@ -74,8 +74,6 @@ class Scheduled(NamedTuple):
     retries: int
     #: Identifies this copy of the message.
     number: int
-    #: Of a retry, the error of the try before, shortened; None: unknown.
-    error: str | None = None
     #: The id of the task that its workflow began with; its own if it is sent by no other.
     root: str | None = None
     #: The id of the group that it is in.
@@ -108,7 +106,7 @@ def describe(record: Record, headers: Mapping[str, Any], queues: QueueNames, wan
     queue = queues.name(exchange, routing_key, wanted)
     if state and state.routing_key is not None:  # it returns to one queue, not to the exchange that it was sent to
         queue, routing_key = routing_key, state.routing_key
-    names = ("task", "argsrepr", "kwargsrepr", headers_.X_DELAY_ERROR, "root_id", "group", "parent_id", "expires")
+    names = ("task", "argsrepr", "kwargsrepr", "root_id", "group", "parent_id", "expires")
     texts = (None if headers.get(name) is None else str(headers[name]) for name in names)
     task, args, kwargs, *others = texts
     due = headers_.moment(record.due)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -92,8 +91,6 @@ class Channel(pyamqp.Channel):  # type: ignore[misc]
             tell_of_naive_eta(asked, headers, options.naive_timezone)
         if delay <= 0:
             return publish(_without_waiting(msg, headers), exchange, routing_key, *args, **kwargs)
-        if headers.get("retries") and options.retry_errors and (exc := sys.exc_info()[1]):  # in Celery's `retry`
-            headers = headers_.with_error(headers, exc)
         planned = plan.of_new(msg, headers, exchange, routing_key, delay, now, options, connection.declarations)
         return self._delay(planned, kwargs.get("confirm_timeout") or kwargs.get("timeout"))
 

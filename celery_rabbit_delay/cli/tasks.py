@@ -170,7 +170,6 @@ def _lines_about(known: About) -> Iterator[str]:
             "queue": waiting.queue,
             "sent to": f"exchange {waiting.exchange!r}, routing key {waiting.routing_key!r}",
             "retries": waiting.retries,
-            "last try": waiting.error,
             "key": waiting.key,
             "expires": waiting.expires,
             "parent": waiting.parent,
@@ -437,13 +436,10 @@ def _shown(waiting: Scheduled) -> str:
     lines = [f"{format_time(waiting.due):<24}  {pad(waiting.queue, 20)}  {waiting.task or 'message'}"]
     arguments = f"{waiting.args or '()'} {waiting.kwargs or '{}'}" if waiting.task else ""
     lines.append(f"  {waiting.id or '-':<36}  {arguments}".rstrip())
-    if waiting.error:
-        lines.append(f"  retry {waiting.retries}, after {waiting.error}")
     return "\n".join(fit(escape(line)) for line in lines)
 
 
 def format_scheduled(waiting: Scheduled) -> str:
     """Return a line about a waiting message."""
     what = f"{waiting.task} {waiting.args or '()'} {waiting.kwargs or '{}'}" if waiting.task else "message"
-    why = f"  after {waiting.error}" if waiting.error else ""
-    return escape(f"{format_time(waiting.due)}  {waiting.id or '-'}  {waiting.queue}  {what}{why}")
+    return escape(f"{format_time(waiting.due)}  {waiting.id or '-'}  {waiting.queue}  {what}")

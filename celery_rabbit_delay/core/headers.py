@@ -17,7 +17,6 @@ from .due import microseconds_until, parse_eta, parse_x_delay
 from .errors import InvalidDelay, InvalidDestination
 from .routing_key import MAX_LENGTH, SENTINEL, is_reserved
 from .sent import Sent
-from .text import escape
 
 #: The package's header: {"prefix": str, "exchange": str, "due": int}, and optionally "deaths": dict, "n": int,
 #: "routing_key": str, "CC": list (see `State`).
@@ -37,12 +36,6 @@ X_DELAY_OF = "x-delay-of"
 
 #: When a message was sent: a cancellation counts for what was sent before it. Retries and moved copies keep it.
 X_DELAY_SENT = "x-delay-sent"
-
-#: In a retry that waits, the error of the try before, so that people see why it waits. No task gets it.
-X_DELAY_ERROR = "x-delay-error"
-
-#: The most characters of an error.
-_ERROR = 200
 
 #: When RabbitMQ lets a message out of a quorum queue, in milliseconds since 1970 by the clock of the queue's leader.
 #: Any other type than a whole number has no effect. It stays on the message.
@@ -108,17 +101,6 @@ def with_time_sent(headers: Headers, sent: Sent) -> Headers:
     if headers.get("retries") or X_DELAY_SENT in headers:
         return headers
     return {**headers, X_DELAY_SENT: str(sent)}
-
-
-def with_error(headers: Headers, exc: BaseException) -> Headers:
-    """Return the headers of a retry with the error that it is sent for."""
-    name = type(exc).__name__
-    try:
-        text = f"{name}: {exc}".removesuffix(": ")
-    except Exception:  # no error in the text of another one may lose a retry
-        text = name
-    shown = escape(text[: _ERROR + 1])
-    return {**headers, X_DELAY_ERROR: shown if len(shown) <= _ERROR else f"{shown[: _ERROR - 1]}…"}
 
 
 def own(headers: Headers) -> Headers:

@@ -88,8 +88,6 @@ class Options:
     #: Keep the journal, cancellations and keys in streams. False does without all three, and creates no stream: so on
     #: Amazon MQ, whatever is set, because a stream there loses data.
     streams: bool = True
-    #: Let retries that wait carry the error of their last try, shortened, which lists show.
-    retry_errors: bool = True
     #: Let RabbitMQ 4.4 hold each message until it is due, without levels. Tried on a branch of it, not on the release.
     delivery_time: bool = False
     #: The time zone of a naive `eta`: a name, or "local". `install` uses the app's; without an app it is UTC.
@@ -124,7 +122,7 @@ class Options:
         self._check_outboxes()
         if self.declare not in get_args(Declare):
             raise InvalidOption(f"declare={self.declare!r}: use one of {', '.join(get_args(Declare))}")
-        for name in ("hand_on", "streams", "retry_errors", "delivery_time"):
+        for name in ("hand_on", "streams", "delivery_time"):
             if not isinstance(getattr(self, name), bool):
                 raise InvalidOption(f"{name}={getattr(self, name)!r}: use True or False")
         seconds = self.confirm_timeout

@@ -13,7 +13,6 @@ from .destination import SHORT_LIVED, encode, read
 from .headers import (
     DEATHS,
     HEADER,
-    X_DELAY_ERROR,
     X_DELAY_KEY,
     X_DELAY_NUMBER,
     X_DELAY_OF,
@@ -33,7 +32,7 @@ from .routing_key import SENTINEL, is_reserved
 _NATIVE = re.compile(r"(?:.*_)?celery_delayed_[0-9]+", re.ASCII | re.DOTALL).fullmatch
 _NATIVE_KEY = re.compile(r"(?:[01][.]){28}").match
 
-_NOT_UNWRAPPED = {HEADER, "CC", X_DELAY_ERROR, X_DELIVERY_TIME, *DEATHS}
+_NOT_UNWRAPPED = {HEADER, "CC", X_DELIVERY_TIME, *DEATHS}
 
 
 def unwrap(delivery: Delivery, state: State | None = None) -> Delivery:

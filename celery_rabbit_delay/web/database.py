@@ -36,7 +36,6 @@ CREATE TABLE IF NOT EXISTS message (
     sent TEXT,                     -- when; NULL: unknown
     marks TEXT,                    -- headers by which it may be cancelled, JSON; NULL: none
     arguments TEXT NOT NULL,       -- as they are searched
-    error TEXT,                    -- of the last try; NULL: unknown
     stream INTEGER NOT NULL,       -- a name
     offset INTEGER NOT NULL
 );

@@ -51,8 +51,8 @@ NUMBERS = 1 << streams.NUMBER_BITS
 _PRUNED = 5000
 
 _INSERT = """INSERT OR IGNORE INTO message
-    (number, due, state, id, task, queue, key, retries, sent, marks, arguments, error, stream, offset)
-    VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"""
+    (number, due, state, id, task, queue, key, retries, sent, marks, arguments, stream, offset)
+    VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"""
 
 _JUDGED = "number, due, id, sent, marks"
 
@@ -240,7 +240,6 @@ class Index:
             clean(sent) if isinstance(sent, str) else None,
             json.dumps(marks, default=str) if marks else None,
             clean(arguments),
-            shown.error and printable(shown.error, SEARCHED),
             self._name(stream),
             offset,
         )

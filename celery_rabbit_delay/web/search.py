@@ -21,7 +21,7 @@ PAGE, _NEAR, MOST = 50, 20_000, 10_000
 _NAMES = 50
 
 _COLUMNS = """message.row, number, due, id, (SELECT text FROM name WHERE name.id = task),
-    (SELECT text FROM name WHERE name.id = queue), key, retries, message.arguments, error,
+    (SELECT text FROM name WHERE name.id = queue), key, retries, message.arguments,
     (SELECT text FROM name WHERE name.id = stream), offset, state"""
 
 #: The names that contain a text, and what tells whether a message's id begins with it, or its arguments contain it.
@@ -42,7 +42,6 @@ class Row(NamedTuple):
     key: str | None
     retries: int
     arguments: str  # truncated
-    error: str | None  # of the last try
     stream: str
     offset: int
     state: int

@@ -5,12 +5,10 @@ from __future__ import annotations
 import logging
 import time
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
-from celery import Celery
 
-from celery_rabbit_delay import CascadeMissing, InvalidDelay, batch, cancel, reschedule, scheduled
+from celery_rabbit_delay import CascadeMissing, InvalidDelay, batch, scheduled
 from celery_rabbit_delay.amqp import declare
 from celery_rabbit_delay.amqp.follower import Follower
 from celery_rabbit_delay.core import journal, streams
@@ -45,45 +43,6 @@ def test_what_is_delayed_for_long_enough_is_recorded_by_default_a_minute_and_wit
         publish(connection, 59)
         publish(connection, 60, correlation_id="by default")
     assert [record.id for record in records(vhost)] == ["first", "second", "by default"]
-
-
-def retried(app: Celery, **request: Any) -> None:
-    """Retry a task that has failed."""
-    task = app.tasks["t"]
-    task.push_request(id="a", retries=0, called_directly=False, args=(), kwargs={}, **request)
-    try:
-        raise ConnectionError(f"{'no ' * 100}answer")
-    except ConnectionError:
-        task.retry(countdown=100, throw=False)
-    finally:
-        task.pop_request()
-
-
-@pytest.mark.parametrize("is_told", [True, False])
-def test_a_retry_that_waits_says_why_also_after_a_move_and_unless_it_must_not(
-    vhost: Vhost, make_app: MakeApp, is_told: bool
-) -> None:
-    app = make_app({"retry_errors": is_told})
-    vhost.declare("celery")
-    retried(app, delivery_info={"exchange": "", "routing_key": "celery"})
-    try:
-        raise ValueError("something else")
-    except ValueError:
-        app.send_task("t", countdown=110, task_id="b")  # no retry
-    for countdown in (None, 115):
-        if countdown:
-            reschedule(app, "a", countdown=countdown)
-        found = {one.id: one.error for one in scheduled(app)}
-        assert found.keys() == {"a", "b"}
-        assert found["b"] is None
-        told = str(found["a"])
-        assert told == f"ConnectionError: {'no ' * 100}"[:199] + "…" if is_told else told == "None"
-    reschedule(app, "a", countdown=0)
-    with vhost.connection() as connection:
-        [message] = take(connection, "celery", 1)
-    assert message.headers["retries"] == 1
-    assert "x-delay-error" not in message.headers
-    cancel(app, "b")
 
 
 def test_a_batch_puts_many_records_into_one_message(vhost: Vhost, make_app: MakeApp) -> None:

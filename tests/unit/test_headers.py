@@ -348,36 +348,6 @@ def test_a_task_says_when_it_was_sent_and_its_retries_say_the_same() -> None:
         assert headers_.with_time_sent(unchanged, later) == unchanged
 
 
-class Unspeakable(Exception):
-    def __str__(self) -> str:
-        raise ValueError("even this")
-
-
-@pytest.mark.parametrize(
-    ("exc", "error"),
-    [
-        (ConnectionError("refused"), "ConnectionError: refused"),
-        (KeyError(), "KeyError"),
-        (ValueError("a\nb\x1b\ud800"), r"ValueError: a\nb\x1b\ud800"),
-        (ValueError("x" * 188), "ValueError: " + "x" * 188),
-        (ValueError("x" * 10**6), "ValueError: " + "x" * 187 + "…"),
-        (ValueError("\n" * 150), "ValueError: " + r"\n" * 93 + "\\…"),
-        (Unspeakable(), "Unspeakable"),
-    ],
-)
-def test_a_retry_says_the_error_of_the_last_try_in_a_few_characters_and_no_task_gets_it(
-    exc: BaseException, error: str
-) -> None:
-    headers = headers_.with_error({**TASK, "retries": 1}, exc)
-    assert headers == {**TASK, "retries": 1, headers_.X_DELAY_ERROR: error}
-    assert len(error) <= 200
-    assert error.encode()
-    wrapped = addressed(headers_.wrap(headers, "p", "", "q", NOW), DESTINATION)
-    assert headers_.X_DELAY_ERROR in wrapped
-    for received in (unwrap, resent):
-        assert headers_.X_DELAY_ERROR not in received(Delivery("p.exit", "@.^1", wrapped)).headers
-
-
 def delivered(id_: str = "parent", key: str | None = "cart-7", retries: int = 0) -> dict[str, Any]:
     """Return the headers that a task has when it runs, after it has waited with a key and stamps."""
     sent = {"task": "t", "id": id_, "retries": retries, "stamps": {"customer": "7"}, X_DELAY_SENT: 5}

@@ -33,7 +33,6 @@ VALUES: dict[str, tuple[Any, Any]] = {
     "hand_on": (False, "no"),
     "journal": (None, -1),
     "streams": (False, "no"),
-    "retry_errors": (False, "no"),
     "delivery_time": (True, "no"),
     "timezone": ("Europe/Berlin", "Mars/Olympus"),
 }

@@ -64,7 +64,6 @@ def test_what_a_record_says_is_shown() -> None:
         None,
         2,
         5,
-        None,
         "of-all",
         "of-some",
         "of-parent",

@@ -67,7 +67,6 @@ def store(index: Index, *numbers: int, **more: Any) -> None:
             "argsrepr": "('<i>',)",
             "kwargsrepr": "{}",
             "retries": number % 3,
-            **({"x-delay-error": "OSError: <down>"} if number % 3 else {}),
             **more,
         }
         wrapped = headers.wrap(of_task, "root.", "", "q", headers.moment(due), number)
@@ -111,8 +110,6 @@ def test_what_is_known_is_shown_without_a_broker(client: Any) -> None:
     assert "my-id" in page
     assert "shop.&lt;b&gt;" in page
     assert "<i>" not in page
-    assert "after OSError: &lt;down&gt;" in page
-    assert "OSError: &lt;down&gt;</dd>" in text(client.get("/task/5"))
     assert "no answer" in page
     assert "the broker is away" in text(client.get("/health"))
     assert "the broker is away" in text(client.get("/orphans"))
@@ -410,7 +407,6 @@ ABOUT = Scheduled(
     "k",
     2,
     5,
-    "OSError: down",
 )
 
 
@@ -432,7 +428,6 @@ def test_a_task_leads_to_all_that_is_known_of_its_id_and_to_the_pages_of_others(
         assert "Cancelled 2030-01-31 00:00:00" in page
         assert '<a href="https://flower/task/my-id" rel="noreferrer">Flower</a>' in page
         assert ("shop.&lt;b&gt;" in page) is is_shown
-        assert ("OSError: down" in page) is is_shown
 
 
 @pytest.mark.parametrize("link", ["Flower", "Flower=https://flower/", "Flower=javascript:{id}", "=https://flower/{id}"])
@@ -705,7 +700,7 @@ def test_the_reason_of_a_refusal_names_its_task_once(
     says: str, shown: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     index = Index(tmp_path / "index.sqlite", "here")
-    waiting = Row(1, 5, 2**45, "my-id", "t", "q", None, 0, "", None, "s", 0, 0)
+    waiting = Row(1, 5, 2**45, "my-id", "t", "q", None, 0, "", "s", 0, 0)
     monkeypatch.setattr(Operations, "_acting", lambda operations: nullcontext())
     monkeypatch.setattr(Operations, "_found", lambda operations, numbers: ([waiting], []))
     monkeypatch.setattr(Operations, "_record", lambda *args: None)
