@@ -50,9 +50,6 @@ SILENCE = 2
 #: takes nothing for 15 s.
 _PREFETCH = 10_000
 
-#: Streams of other cascades that cannot be read, and may be made up, which a connection knows of at a time.
-MOST_UNKNOWN = 20
-
 
 @dataclass
 class Known:
@@ -143,8 +140,6 @@ def _keep_current(connection: Receiver, options: Options, stream: Stream, apply:
     following.poll()
     until = following.until.get(stream.name)
     if until is None:
-        if options is not connection.delay_options and not following.has_room():
-            return
         try:
             following.catch_up(stream, apply, options=options)
         except DelayError as exc:
@@ -247,17 +242,6 @@ class Following:
                 logger.info("The stream %r has to be read again: %s", stream.name, exc)
                 return False
             return True
-
-    def has_room(self) -> bool:
-        """Return whether a stream that may be made up can be looked for, after such streams were forgotten in time."""
-        unknown = [name for name in self.until if name not in self._follower.streams]
-        if len(unknown) < MOST_UNKNOWN:
-            return True
-        over = [name for name in unknown if self.until[name] <= time.monotonic()]
-        for name in over:
-            for known in (self.until, self.failing, self._apply):
-                known.pop(name, None)
-        return bool(over)
 
     def catch_up(
         self,

@@ -19,27 +19,19 @@ from .streams import VOID_KEPT, reading
 _FEW_VOIDS = 1000
 
 _UUIDS, _IDS, _STAMPS, _VOID, _PAUSE, _RESTORED = b"u", b"c", b"s", b"v", b"p", b"b"
-_CHANGES = (_UUIDS, _IDS, _STAMPS, _VOID, _PAUSE, _RESTORED)
 _COPY = struct.Struct(">QQ")
 
 #: Ids in a message that cancels them.
 _MAX_IDS = 10_000
 
-#: Bytes of a message, of an id in it, and of all stamps, each of which takes some itself. Whoever may write to ingest
-#: may make up others, and every worker would take them into its memory.
-MAX_BYTES, _MAX_ID, _MAX_STAMPS, _STAMP = 2_000_000, 255, 10_000_000, 100
+#: Bytes of a message, and of an id in it.
+MAX_BYTES, _MAX_ID = 2_000_000, 255
 
 #: Of each kind of ids, and of void copies, at least so many are known, the last ones, and at most twice as many. Of
 #: messages with keys, at least half.
 KEPT = 500_000
 
-#: Queues that are paused at a time, at most: those that were paused first are forgotten.
-_MOST_PAUSED = 10_000
-
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
-
-#: The end of the year 9999, in milliseconds.
-_LATEST = 253_402_300_799_999
 
 
 class Pause(NamedTuple):
@@ -116,12 +108,6 @@ def pause(one: Pause) -> bytes:
     return _PAUSE + json.dumps(one).encode()
 
 
-def check_size(message: bytes) -> None:
-    """Raise `ValueError` if a message is longer than any of ours."""
-    if len(message) > MAX_BYTES:
-        raise ValueError(f"it has {len(message):,} bytes")
-
-
 @dataclass
 class _Newest:
     """The ids that were cancelled last, at least `KEPT` and at most twice as many, and when: packed, to take less."""
@@ -168,7 +154,6 @@ class Changes:
         self._uuids = _Newest()
         self._ids = _Newest()
         self._stamps: dict[str, dict[str, Sent]] = {}
-        self._stamped = 0  # bytes in them
         self._pauses: dict[str, Pause] = {}
         #: By the number of a void copy, when it is due, in milliseconds.
         self._voids: dict[int, int] = {}
@@ -180,9 +165,7 @@ class Changes:
     def apply(self, message: bytes) -> list[str]:
         """Apply a message of the stream; return the ids that it cancels anew, or restores. Raises `Unreadable`."""
         kind, content = message[:1], message[1:]
-        if kind in _CHANGES:  # and not a record of the journal, which may be as large as a message
-            check_size(message)
-        if kind in _CHANGES and kind not in (_VOID, _PAUSE):
+        if kind in (_UUIDS, _IDS, _STAMPS, _RESTORED):
             packed, content = content[:SIZE], content[SIZE:]
             sent = Sent.unpack(packed)
             if self._before and sent.at >= self._before.at:
@@ -193,7 +176,7 @@ class Changes:
             self._add(self._uuids, ids, packed)
             return list(ids.values())
         if kind in (_IDS, _RESTORED):
-            texts = [id_ for id_ in dict.fromkeys(map(str, json.loads(content))) if len(id_) <= _MAX_ID]
+            texts = list(dict.fromkeys(map(str, json.loads(content))))
             if kind == _RESTORED:
                 for id_ in texts:
                     self._uuids.discard(_uuid(id_) or b"")
@@ -210,7 +193,7 @@ class Changes:
             self._void(*_COPY.unpack(content))
         elif kind == _PAUSE:
             queue, until = json.loads(content)
-            self._add_pause(Pause(str(queue)[:_MAX_ID], None if until is None else _time(until)))
+            self._add_pause(Pause(str(queue), None if until is None else int(until)))
         return []
 
     def _add(self, known: _Newest, ids: Iterable[bytes | str], sent: bytes) -> None:
@@ -220,14 +203,7 @@ class Changes:
     def _add_stamp(self, name: str, values: Iterable[str], sent: Sent) -> None:
         for value in values:
             known = self._stamps.setdefault(name, {})
-            self._stamped += 0 if value in known else len(name) + len(value) + _STAMP
             known[value] = max(sent, known.get(value, sent))
-        if self._stamped > _MAX_STAMPS:
-            newest = sorted(((at, name, one) for name, ones in self._stamps.items() for one, at in ones.items()))
-            self._stamps, self._stamped = {}, 0
-            while self._stamped <= _MAX_STAMPS // 2:
-                at, of, one = newest.pop()
-                self._add_stamp(of, [one], at)
 
     def _void(self, number: int, due: int) -> None:
         earliest = (self._clock() - VOID_KEPT) * 1000
@@ -241,11 +217,8 @@ class Changes:
 
     def _add_pause(self, one: Pause) -> None:
         self._pauses.pop(one.queue, None)
-        if one.is_over(int(self._clock() * 1000)):
-            return
-        if len(self._pauses) >= _MOST_PAUSED:
-            del self._pauses[next(iter(self._pauses))]
-        self._pauses[one.queue] = one
+        if not one.is_over(int(self._clock() * 1000)):
+            self._pauses[one.queue] = one
 
     def cancelled_at(self, id_: str) -> Sent | None:
         """Return when an id was cancelled last; None if it was not."""
@@ -298,10 +271,6 @@ def _uuid(id_: str) -> bytes | None:
     except ValueError:
         return None
     return value.bytes if str(value) == id_ else None
-
-
-def _time(value: Any) -> int:
-    return max(0, min(int(value), _LATEST))
 
 
 def _items(value: Any) -> list[Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Mapping
 
-from .changes import KEPT, check_size
+from .changes import KEPT
 from .errors import InvalidDelay
 from .streams import MAX_KEYED_DELAY, reading
 from .text import duration
@@ -47,7 +47,6 @@ class Keys:
     def apply(self, message: bytes) -> None:
         """Apply a message of the stream. Raises `Unreadable`."""
         if message[:1] == _KEY:
-            check_size(message)
             key, number = message[1 + _NUMBER.size :].decode(), _NUMBER.unpack_from(message, 1)[0]
             now = self._clock()
             if now - self._since >= 2 * MAX_KEYED_DELAY or len(self._last) + len(self._replaced) >= KEPT:

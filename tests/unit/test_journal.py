@@ -7,7 +7,7 @@ import time
 import uuid
 from contextlib import suppress
 from dataclasses import replace
-from datetime import timedelta
+from datetime import datetime, timedelta, timezone
 from typing import Any
 
 import pytest
@@ -178,6 +178,11 @@ def test_an_id_that_only_looks_like_a_uuid_is_not_taken_for_it() -> None:
     assert (known.cancels("x" * 36), known.cancels("y" * 36)) == (True, False)
 
 
+def test_stamps_beyond_two_megabytes_are_refused() -> None:
+    with pytest.raises(DelayError, match="revoke at most 2,000,000 bytes of them at a time"):
+        changes.cancelled_stamps({"customer": ["7" * 2_000_000]}, SENT)
+
+
 def test_many_ids_take_sixteen_bytes_each() -> None:
     assert sum(map(len, changes.cancelled(invented(0, 20_000), SENT))) == 320_034
 
@@ -193,18 +198,6 @@ def test_however_many_ids_are_cancelled_no_message_is_too_large_for_rabbitmq() -
 
 def invented(first: int, amount: int) -> list[str]:
     return [str(uuid.UUID(int=number)) for number in range(first, first + amount)]
-
-
-def test_a_message_that_is_larger_than_any_of_ours_is_not_taken() -> None:
-    known, keys = Changes(time.time), Keys(time.monotonic)
-    for message in (b"u" * 48_000_001, b"c" + json.dumps(["x" * 48_000_000]).encode()):
-        with pytest.raises(Unreadable, match="it has 48,000,"):
-            known.apply(message)
-    with pytest.raises(Unreadable, match="it has 48,000,"):
-        keys.apply(last_of_key("k" * 48_000_000, 1))
-    assert known.apply(b"c" + SENT.pack() + json.dumps(["x" * 256, "fine"]).encode()) == ["fine"]
-    with pytest.raises(DelayError, match="revoke at most 2,000,000 bytes of them at a time"):
-        changes.cancelled_stamps({"customer": ["7" * 2_000_000]}, SENT)
 
 
 def test_of_many_cancelled_ids_the_last_ones_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -232,18 +225,6 @@ def test_of_many_void_copies_and_keys_the_last_ones_are_known(monkeypatch: pytes
     assert all(keys.replaces(2 * number) for number in range(9700, 10_000))
     assert len(keys.last) <= 1100
     assert sum(map(keys.replaces, range(20_000))) <= 1100
-
-
-def test_of_many_stamps_the_last_ones_are_known() -> None:
-    known = Changes(time.time)
-    stamps = [f"{number:06}" for number in range(100_000)]  # each takes 114 bytes
-    for first in range(0, len(stamps), 1000):
-        known.apply(changes.cancelled_stamps({"customer": stamps[first : first + 1000]}, Sent(SENT.at + first)))
-    values = known.stamps["customer"]
-    assert values.keys() >= set(stamps[60_000:])
-    assert len(values) <= 10_000_000 // 114
-    known.apply(changes.cancelled_stamps({str(number): [] for number in range(1000)}, SENT))
-    assert known.stamps.keys() == {"customer"}
 
 
 def test_a_stamp_cancels_what_has_one_of_its_values() -> None:
@@ -316,11 +297,10 @@ def test_an_id_that_is_restored_is_told_and_cancelled_anew() -> None:
     assert not known.has_cancelled
 
 
-def test_an_id_that_is_empty_or_too_long_cancels_nothing() -> None:
-    known = read(*changes.cancelled(["", "x" * 256], SENT))
+def test_an_empty_id_cancels_nothing() -> None:
+    known = read(*changes.cancelled([""], SENT))
     assert known.cancelled_at("") is None
     assert not known.cancels("", {})
-    assert not known.cancels("x" * 256, {})
 
 
 def test_what_was_known_before_a_moment_leaves_out_what_was_cancelled_from_then_on() -> None:
@@ -364,24 +344,8 @@ def test_the_last_pause_of_each_queue_counts_until_it_is_over(said: list[Pause],
     assert known.paused(now) == {name: one for name, one in last.items() if one.until is None or one.until > now}
 
 
-def test_a_pause_says_when_it_ends_however_far_that_is() -> None:
-    known = Changes(lambda: 0)
-    for one in (Pause("a"), Pause("b", 1000), Pause("c", 10**30), Pause("d" * 300, 5)):
-        known.apply(changes.pause(one))
-    paused = known.paused(1)
-    ends = [paused[name].end for name in "abc"]
-    assert [end and end.isoformat() for end in ends] == [
-        None,
-        "1970-01-01T00:00:01+00:00",
-        "9999-12-31T23:59:59.999000+00:00",
-    ]
-    assert paused["d" * 255] == Pause("d" * 255, 5)
-
-
-def test_of_too_many_pauses_the_first_ones_are_forgotten() -> None:
-    queues = [f"q{number}" for number in range(10_000)]
-    known = read(*(changes.pause(Pause(queue)) for queue in (*queues, "q0", "one too many")))
-    assert list(known.paused(0)) == [*queues[2:], "q0", "one too many"]
+def test_a_pause_says_when_it_ends() -> None:
+    assert (Pause("a").end, Pause("b", 1000).end) == (None, datetime.fromtimestamp(1, timezone.utc))
 
 
 @given(st.lists(st.integers(-100, 100), min_size=1))

@@ -195,19 +195,6 @@ def test_a_worker_says_that_it_has_forgotten_what_was_cancelled(
     ]
 
 
-def test_made_up_roots_take_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    client, now = Client(), 0.0
-    connection = connected(client)
-    monkeypatch.setattr(Follower, "catch_up", lambda *args, **limits: iter(()))  # there is no such stream
-    monkeypatch.setattr(time, "monotonic", lambda: now)
-    for number in range(1000):
-        now += 1
-        root = Options(prefix=f"p{number}").cascade.root
-        assert not receiving.is_dropped(connection, received(root=root, number=1, **{"x-delay-key": "k"}))
-    assert receiving.known_to[client].keys == {}
-    assert len(connection.following.until) <= receiving.MOST_UNKNOWN + 2
-
-
 def test_a_worker_that_connects_again_revokes_only_what_was_cancelled_meanwhile(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
