@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
-from celery_rabbit_delay.amqp import declare, routes
+from celery_rabbit_delay.amqp import declare, delivery_time, routes
 from tests.kit.broker import Broker, Vhost
 from tests.kit.quiet import taking_turns
 from tests.kit.shared_node import shared_node
@@ -49,7 +49,8 @@ def broker(pytestconfig: pytest.Config) -> Iterator[Broker]:
 
 @pytest.fixture(autouse=True)
 def process(monkeypatch: pytest.MonkeyPatch) -> routes.Process:
-    """Let each test begin as a new process that knows of no outbox; return what it knows."""
+    """Let each test begin as a new process that knows of no outbox and no broker; return what it knows of outboxes."""
+    monkeypatch.setattr(delivery_time, "known", {})
     monkeypatch.setattr(routes, "process", new := routes.Process())
     return new
 

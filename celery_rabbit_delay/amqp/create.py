@@ -23,26 +23,35 @@ CHANNELS = 4
 
 
 def choose(channel: ConfirmedChannel, options: Options, cascade: Cascade) -> tuple[Cascade, BrokerClock | None]:
-    """Return the cascade to publish into, and the clock if it is `by_time`. Creates that one if it is missing.
+    """Return the cascade to publish into, and the clock if it is `by_time`. Asks the broker if this process has to.
 
-    It is not, but the one with levels, where the options or the release of RabbitMQ are against it, where messages do
-    not wait, and where this cannot be found out, as by a publisher that creates nothing: it may not read the answer.
+    It is the one with levels where the options or the release of RabbitMQ are against the other, where messages do not
+    wait, and where this cannot be found out.
     """
-    if cascade.high or not options.may_use_delivery_time(channel.server_version):
+    if not options.may_wait_by_time(cascade, channel.server_version):
         return cascade, None
-    by_time = options.by_time_cascade
+    by_time, connection = options.by_time_cascade, channel.get_channel().connection
+    key = connection.host, connection.virtual_host, by_time.root
+    clock = delivery_time.known.get(key)
+    if clock is None or clock.is_old:
+        delivery_time.known.pop(key, None)
+        clock = _find_out(channel, by_time)
+        if clock.ahead is None:  # another thread may have had to wait for less
+            clock = delivery_time.known.get(key, clock)
+        delivery_time.known[key] = clock
+    return (cascade, None) if clock.ahead is None else (by_time, clock)
+
+
+def _find_out(channel: ConfirmedChannel, by_time: Cascade) -> BrokerClock:
     try:
-        if not declare.exchange_exists(channel.get_channel(), by_time.marker):
-            create_cascade(channel, by_time)
-        try:
-            clock = delivery_time.ask(channel, by_time)
-        except CascadeMissing:  # a part was deleted
-            create_cascade(channel, by_time)
-            clock = delivery_time.ask(channel, by_time)
+        create_parts(channel, by_time)
+        clock = delivery_time.ask(channel, by_time)
+        if clock.ahead is not None and not declare.exchange_exists(channel.get_channel(), by_time.marker):
+            create_marker(channel, by_time)
+        return clock
     except ANSWERS as exc:
         logger.info("Delayed messages pass levels: whether RabbitMQ holds them itself cannot be found out: %s", exc)
-        return cascade, None
-    return (by_time, clock) if clock else (cascade, None)
+        return delivery_time.unknown()
 
 
 def create_cascade(channel: ConfirmedChannel, cascade: Cascade) -> None:
@@ -50,6 +59,12 @@ def create_cascade(channel: ConfirmedChannel, cascade: Cascade) -> None:
 
     Safe in many processes at once, because declarations are idempotent. Raises `CascadeConflict`, `NotPermitted`.
     """
+    create_parts(channel, cascade)
+    create_marker(channel, cascade)
+
+
+def create_parts(channel: ConfirmedChannel, cascade: Cascade) -> None:
+    """Declare all parts of a cascade but its marker. Raises as `create_cascade`."""
     with channel.several(CHANNELS) as channels, declare.translate_errors(cascade):
         try:
             _declare(channels, cascade)
@@ -59,13 +74,18 @@ def create_cascade(channel: ConfirmedChannel, cascade: Cascade) -> None:
             _declare(channels, cascade)
 
 
+def create_marker(channel: ConfirmedChannel, cascade: Cascade) -> None:
+    """Show that all other parts are there, once they are on the disk. Raises as `create_cascade`."""
+    time.sleep(declare.SAVED_AFTER)  # also if the marker exists: another process may just be repairing the same part
+    with declare.translate_errors(cascade):
+        declare.declare_exchange(channel.get_channel(), list(cascade.exchanges())[-1])
+
+
 def _declare(channels: Sequence[Any], cascade: Cascade) -> None:
-    *exchanges, marker = cascade.exchanges()
+    *exchanges, _ = cascade.exchanges()
     _declare_all(channels[:1], exchanges, declare.declare_exchange)
     _declare_all(channels, list(cascade.queues()), declare.declare_queue)
     _declare_all(channels, list(cascade.bindings()), declare.bind)
-    time.sleep(declare.SAVED_AFTER)  # also if the marker exists: another process may just be repairing the same part
-    declare.declare_exchange(channels[0], marker)  # it shows that all others are there, and are on the disk
 
 
 def _declare_all(channels: Sequence[Any], parts: Sequence[Any], ask_for: Callable[..., None]) -> None:

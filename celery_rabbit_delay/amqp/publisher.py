@@ -59,16 +59,15 @@ class DelayedPublisher:
         self._ways = lru_cache(maxsize=1024)(self._find_way)
         #: The broker's, if its queues hold each message until it is due.
         self.clock: BrokerClock | None = None
+        #: Whether to ask whether they do.
+        self.chooses = False
 
     def choose_way(self) -> None:
         """Let messages wait for their delivery time, if the broker shows that it holds them, or else in levels."""
-        self._use(*create.choose(self.channel, self.options, self._with_levels))
-
-    def _use(self, cascade: Cascade, clock: BrokerClock | None) -> None:
+        cascade, self.clock = create.choose(self.channel, self.options, self._with_levels)
         if cascade != self.cascade:
             self.cascade = self.writer.cascade = cascade
             self.routes = Routes(self.channel, cascade, self.options)
-        self.clock = clock
 
     def publish(self, plan: Plan) -> None:
         """Send a message into the cascade; return once the broker has stored it.
@@ -138,7 +137,7 @@ class DelayedPublisher:
         `declare.SAVED_AFTER` if the message could arrive in an outbox that is just being created.
         """
         destination, must_not_wait = plan.destination, self._connection.must_not_wait
-        if self.clock and self.clock.is_old and not must_not_wait:
+        if self.chooses and not must_not_wait:
             self.choose_way()
         lacking = self.routes.lacking(destination, self._wanted(self.cascade, *self._ticks(plan)))
         is_known = destination in self.routes.known and self.routes.has_cascade

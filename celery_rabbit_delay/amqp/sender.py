@@ -155,7 +155,8 @@ class Sender:
                     f"This is {connection.server_properties.get('version')}: upgrade it"
                 )
             publisher = DelayedPublisher(connection, cascade, self.options, self._bind_for_user)
-            if not through_levels:
+            publisher.chooses = not through_levels and self.options.may_wait_by_time(cascade, connection.server_version)
+            if publisher.chooses:
                 publisher.choose_way()
             self._publishers[cascade.high, through_levels] = publisher
         return publisher

@@ -19,17 +19,12 @@ from .target import BrokerTarget, Target, handle_errors, management_of, pass_tar
 def plan(target: Target, priorities: bool, management_url: str | None) -> None:
     """Show what `setup` would create. Changes nothing on the broker.
 
-    Where RabbitMQ may hold messages until they are due, sends it some that expire, to say whether it does.
-
     Exits with 0 if everything exists or is created when it is needed, and with 3 if another part is missing, or a part
     is different.
     """
     with target.connected() as connection:
         wrong = _compare(target, connection, snapshot_of(management_url, connection), priorities, on_demand=False)
         _show_way(connection)
-        wanted = operate.cascades(connection)
-        if connection.transport.delay_options.cascade not in wanted and not operate.is_by_time(connection):
-            click.echo("where RabbitMQ turns out not to hold messages until they are due, `setup` creates levels too")
     if not all(finding.on_demand for finding in wrong):
         raise SystemExit(EXIT_PROBLEMS)
 
@@ -57,15 +52,14 @@ def setup(target: Target, priorities: bool, management_url: str | None) -> None:
 
 
 def _show_way(connection: kombu.Connection) -> None:
-    """Show whether messages pass levels, if that depends on what RabbitMQ does."""
-    held = operate.holds_messages(connection)
-    if held:
+    """Show whether messages pass levels, if the options ask for the delays of RabbitMQ."""
+    if connection.transport.delay_options.delivery_time:
         click.echo(
             "RabbitMQ holds each message until it is due, in the outbox of its destination: it passes no level, unless "
             'its publisher has declare="passive"'
+            if operate.is_by_time(connection)
+            else "RabbitMQ has not shown that it holds messages until they are due: they pass levels"
         )
-    elif held is False:
-        click.echo("RabbitMQ does not show that it holds messages until they are due: they pass levels")
 
 
 def _creates_ahead(target: Target, connection: kombu.Connection) -> bool:

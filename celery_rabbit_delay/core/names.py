@@ -118,6 +118,8 @@ class Names:
     def marker(self) -> str:
         """The exchange that is declared last: if it exists, all levels and their bindings to each other exist.
 
+        That of a cascade `by_time` shows that RabbitMQ was seen to hold messages.
+
         RabbitMQ from 4.3 shows an exchange only to users with some permission on it
         (https://github.com/rabbitmq/rabbitmq-server/releases/tag/v4.3.1), hence a name that a publisher's permission
         to write to ingest can cover.
@@ -126,7 +128,10 @@ class Names:
 
     @property
     def probe(self) -> str:
-        """The queue that shows whether quorum queues hold messages. Its name is covered as that of `marker` is."""
+        """The queue that shows whether quorum queues hold messages, and the exchange that it hands them on to.
+
+        Both names, and those of the queues of whoever asks, are covered as that of `marker` is.
+        """
         return f"{self.ingest}.probe"
 
     @property

@@ -220,9 +220,9 @@ class Options:
         mixed = not (4, 0) <= version < (4, 3)
         return self.cascade if mixed or (priority or 0) <= MAX_NORMAL_PRIORITY else self.high_cascade
 
-    def may_use_delivery_time(self, version: tuple[int, ...]) -> bool:
-        """Return whether RabbitMQ of a version is to be asked whether it holds messages until they are due."""
-        return self.delivery_time and self.declare == "auto" and version >= HOLDS_MESSAGES
+    def may_wait_by_time(self, cascade: Cascade, version: tuple[int, ...]) -> bool:
+        """Return whether to ask RabbitMQ of a version whether it holds messages, which then need not pass a cascade."""
+        return self.delivery_time and self.declare == "auto" and version >= HOLDS_MESSAGES and not cascade.high
 
     def cascades(self, priorities: bool) -> list[Cascade]:
         """Return the normal cascade, and with `priorities` the one for priorities above 4."""

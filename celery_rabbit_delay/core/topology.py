@@ -85,6 +85,8 @@ class Cascade(Names):
             yield Exchange(name, arguments=way_out)
         yield Exchange(self.streams_root, "fanout")
         yield Exchange(self.root, "fanout")
+        if self.by_time:
+            yield Exchange(self.probe)
         yield Exchange(self.marker, "fanout")
 
     def queues(self) -> Iterator[Queue]:
@@ -94,7 +96,7 @@ class Cascade(Names):
         yield Queue(self.orphans, {**_QUORUM, **_KEPT})
         yield Queue(self.discard, {**_QUORUM, "x-message-ttl": 0})
         if self.by_time:
-            yield Queue(self.probe, {**_QUORUM, **_KEPT})
+            yield Queue(self.probe, {**_QUORUM, **_KEPT, "x-message-ttl": 0, "x-dead-letter-exchange": self.probe})
 
     def _passing(self, name: str, delay: int, dead_letter_exchange: str) -> Queue:
         """Return a queue that hands on each message after a delay in milliseconds, and loses none."""

@@ -10,8 +10,7 @@ from typing import NamedTuple
 import kombu
 from amqp.exceptions import AccessRefused
 
-from ..amqp import declare, delivery_time
-from ..amqp.confirms import ConfirmedChannel
+from ..amqp import declare
 from ..core import streams
 from ..core.destination import Address, Destination
 from ..core.errors import CascadeMissing
@@ -28,44 +27,25 @@ def cascades(connection: kombu.Connection, priorities: bool = False) -> list[Cas
     """Return the cascade for normal messages, and with `priorities`, or if it exists, that for priorities above 4.
 
     Their levels are those of the options. A cascade `by_time` that exists is the last one. It is the only one if no
-    levels exist, also where publishers would begin with it. With `declare="passive"` there are both, for such a
-    publisher cannot find out whether RabbitMQ holds messages.
+    levels exist, and publishers with the options use it.
     """
     options: Options = connection.transport.delay_options
     found = options.cascades(priorities or _exists(connection, options.high_cascade))
-    by_time = is_by_time(connection)
-    if not by_time and not options.may_use_delivery_time(connection.connection.server_version):
+    if not is_by_time(connection):
         return found
-    both = [*found, options.by_time_cascade]
-    if options.declare == "passive":
-        return both
-    if not options.delivery_time or _queue_exists(connection, options.cascade.levels[0].queue):
-        return both if by_time else found
-    return both[1:]
+    uses_it = options.may_wait_by_time(options.cascade, connection.connection.server_version)
+    is_only_one = uses_it and not _queue_exists(connection, options.cascade.levels[0].queue)
+    return [*([] if is_only_one else found), options.by_time_cascade]
 
 
 def is_by_time(connection: kombu.Connection) -> bool:
-    """Return whether a cascade `by_time` exists, as far as this user may see it."""
+    """Return whether a cascade `by_time` exists, as far as this user may see it: RabbitMQ holds messages there."""
     options: Options = connection.transport.delay_options
     if connection.connection.server_version < HOLDS_MESSAGES:
         return False  # RabbitMQ would log an error
     with suppress(AccessRefused):
         return declare.exchange_exists(connection.default_channel, options.by_time_cascade.marker)
     return False
-
-
-def holds_messages(connection: kombu.Connection) -> bool | None:
-    """Return whether RabbitMQ shows that it holds messages until they are due.
-
-    Sends test messages into the cascade `by_time`. None if that is missing, if publishers with the options would not
-    ask, and if this user may not.
-    """
-    options: Options = connection.transport.delay_options
-    if not options.may_use_delivery_time(connection.connection.server_version) or not is_by_time(connection):
-        return None
-    with suppress(AccessRefused, CascadeMissing):
-        return delivery_time.ask(ConfirmedChannel(connection.connection), options.by_time_cascade) is not None
-    return None
 
 
 def require(connection: kombu.Connection, recorded: bool = False) -> None:

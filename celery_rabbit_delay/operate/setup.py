@@ -20,7 +20,7 @@ from ..amqp.replaying import take
 from ..core import streams
 from ..core.destination import Destination
 from ..core.errors import DelayError, DestinationNotFound, LimitReached
-from ..core.options import Options
+from ..core.options import HOLDS_MESSAGES, Options
 from ..core.topology import Cascade, Topology
 from .cascades import cascades, existing, existing_outboxes, longest, waiting_queues
 from .management import Management, Snapshot
@@ -45,18 +45,14 @@ def wanted(
 ) -> list[Cascade]:
     """Return the cascades that `setup` is to create: without levels, where RabbitMQ is found to hold messages.
 
-    To find out, this creates the cascade `by_time`, but only on a RabbitMQ that may hold them. `ahead` is as in
-    `setup`. With the management API, raise `LimitReached` if the virtual host has no room for all.
+    `ahead` is as in `setup`. With the management API, raise `LimitReached` if the virtual host has no room for all.
     """
     options: Options = connection.transport.delay_options
-    planned, destinations = cascades(connection, priorities), list(destinations)
-    _require_room(management, options, planned, destinations, ahead)
     chosen, _ = choose(ConfirmedChannel(connection.connection), options, options.cascade)
     found = cascades(connection, priorities)
-    if chosen not in found:
+    if chosen not in found:  # the broker's clock is wrong now
         found = [chosen, *found]
-    if not set(found) <= set(planned):  # RabbitMQ does not hold messages
-        _require_room(management, options, found, destinations, ahead)
+    _require_room(management, options, found, list(destinations), ahead)
     return found
 
 
@@ -221,6 +217,8 @@ def _delete_all(
     connection: kombu.Connection, destinations: Iterable[Destination], snapshot: Snapshot | None, kept: list[str]
 ) -> int:
     found = existing(connection)
+    if connection.connection.server_version >= HOLDS_MESSAGES:  # of which some may be left of a try
+        found = [*found, connection.transport.delay_options.by_time_cascade]
     topology = Topology.of(found)
     # Messages go from levels into outboxes. The shortest level goes last: it shows that levels may be left.
     outboxes = [outbox.queue for outbox in existing_outboxes(connection, destinations, snapshot)]

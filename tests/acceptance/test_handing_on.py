@@ -17,6 +17,7 @@ import celery_rabbit_delay
 from celery_rabbit_delay import DelayError
 from celery_rabbit_delay.amqp import create
 from celery_rabbit_delay.amqp.delivery_time import BrokerClock
+from celery_rabbit_delay.core import options
 from tests.kit.broker import QUICK, own_node
 from tests.kit.node import dead_letters_again
 from tests.kit.wait import wait_until
@@ -130,15 +131,12 @@ def test_what_came_before_its_delivery_time_is_handed_back_and_runs_when_it_is_d
     make_shop: MakeShop, monkeypatch: pytest.MonkeyPatch, arguments: str
 ) -> None:
     """As while the nodes of a cluster are upgraded: a queue lets everything out at once."""
-    shop = make_shop(QUICK | {"journal": 0})
+    shop = make_shop(QUICK | {"journal": 0, "delivery_time": True})
     shop.worker(*arguments.split())
     with monkeypatch.context() as patched:
-        by_time = replace(shop.vhost.cascade, by_time=True)
-        patched.setattr(
-            create,
-            "choose",
-            lambda *_: (by_time, BrokerClock(0, time.monotonic_ns(), time.time_ns() - time.monotonic_ns())),
-        )
+        by_time, far_behind = replace(shop.vhost.cascade, by_time=True), BrokerClock(0, time.monotonic_ns(), 0)
+        patched.setattr(options, "HOLDS_MESSAGES", (3, 10))
+        patched.setattr(create, "choose", lambda *_: (by_time, far_behind))
         due = time.time() + 12
         for n in range(20):
             shop.send("note", "far", n, countdown=12)

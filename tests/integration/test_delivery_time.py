@@ -6,6 +6,8 @@ import json
 import re
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +16,7 @@ import pytest
 from amqp import Message
 
 from celery_rabbit_delay import operate
-from celery_rabbit_delay.amqp import create
+from celery_rabbit_delay.amqp import create, delivery_time
 from celery_rabbit_delay.amqp.delivery_time import BrokerClock
 from celery_rabbit_delay.core import options as options_
 from celery_rabbit_delay.core.headers import X_DELIVERY_TIME
@@ -22,7 +24,7 @@ from celery_rabbit_delay.core.streams import YEAR
 from celery_rabbit_delay.operate.management import Management
 from tests.kit.broker import Broker, Vhost, own_node, publish, take, waits_by_time
 from tests.kit.commands import Result, management, run
-from tests.kit.holding import NOT_HELD, holds_messages
+from tests.kit.holding import NOT_HELD, held_here, holds_messages
 from tests.kit.node import cluster
 from tests.kit.wait import wait_until
 
@@ -39,9 +41,16 @@ def holding(vhost: Vhost) -> Vhost:
 
 
 @pytest.fixture
-def by_time(holding: Vhost) -> Iterator[kombu.Connection]:
+def held(vhost: Vhost) -> Iterator[Vhost]:
+    """Yield a virtual host where messages of this process are held, by RabbitMQ if it can."""
+    with nullcontext() if vhost.broker.holds_messages else held_here(vhost.url("amqp")):
+        yield vhost
+
+
+@pytest.fixture
+def by_time(held: Vhost) -> Iterator[kombu.Connection]:
     """Yield a connection whose messages wait in outboxes."""
-    with holding.connection(**OPTIONS) as connection:
+    with held.connection(**OPTIONS) as connection:
         assert waits_by_time(connection)
         yield connection
 
@@ -61,8 +70,8 @@ def arrivals(connection: kombu.Connection, queue: str, amount: int) -> list[tupl
     return found
 
 
-def test_each_delay_is_kept_and_costs_one_queue_of_its_destination(holding: Vhost, by_time: kombu.Connection) -> None:
-    holding.declare("q", "r")
+def test_each_delay_is_kept_and_costs_one_queue_of_its_destination(held: Vhost, by_time: kombu.Connection) -> None:
+    held.declare("q", "r")
     delays = [0.001, 0.3, 1.1, 0.02, 2, 0.7]
     for delay in delays:
         for queue in ("q", "r"):
@@ -72,15 +81,13 @@ def test_each_delay_is_kept_and_costs_one_queue_of_its_destination(holding: Vhos
         assert all(late >= 0 for _, late in found)
         assert all(message.headers == {"asked": message.headers["asked"]} for message, _ in found)
         assert [message.headers["asked"] for message, _ in found][-1] == 2, "a long delay holds up no shorter one"
-    root = holding.cascade.root
+    root = held.cascade.root
     own = [f"{root}.{name}" for name in ("discard", "ingest.probe", "orphans", "out.short-lived")]
-    assert holding.names("queues") == [*own[:3], f"{root}.out.+q", f"{root}.out.+r", own[3], "q", "r"]
+    assert held.names("queues") == [*own[:3], f"{root}.out.+q", f"{root}.out.+r", own[3], "q", "r"]
 
 
 @pytest.mark.parametrize("kind", ["direct", "topic", "fanout", "headers"])
-def test_an_exchange_routes_what_is_due_as_without_a_delay(
-    holding: Vhost, by_time: kombu.Connection, kind: str
-) -> None:
+def test_an_exchange_routes_what_is_due_as_without_a_delay(held: Vhost, by_time: kombu.Connection, kind: str) -> None:
     channel = by_time.default_channel
     channel.exchange_declare("orders", kind, durable=True, auto_delete=False)
     for name in ("one", "two"):
@@ -111,11 +118,11 @@ def test_short_lived_queues_share_an_outbox(holding: Vhost, by_time: kombu.Conne
 
 
 @pytest.mark.leaves_orphans
-def test_what_is_due_for_a_queue_that_is_gone_becomes_an_orphan(holding: Vhost, by_time: kombu.Connection) -> None:
-    holding.declare("q")
+def test_what_is_due_for_a_queue_that_is_gone_becomes_an_orphan(held: Vhost, by_time: kombu.Connection) -> None:
+    held.declare("q")
     publish(by_time, 0.3)
-    holding.delete_queue("q")
-    wait_until(lambda: holding.count(holding.cascade.orphans) == 1, "it is an orphan")
+    held.delete_queue("q")
+    wait_until(lambda: held.count(held.cascade.orphans) == 1, "it is an orphan")
 
 
 @pytest.mark.leaves_orphans
@@ -136,11 +143,11 @@ def test_what_somebody_made_up_stops_nothing(holding: Vhost, by_time: kombu.Conn
     assert late >= 0
 
 
-def test_a_message_is_cancelled_moved_and_listed_like_any_other(holding: Vhost, make_app: MakeApp) -> None:
+def test_a_message_is_cancelled_moved_and_listed_like_any_other(held: Vhost, make_app: MakeApp) -> None:
     from celery_rabbit_delay import cancel, reschedule, scheduled
 
     app = make_app(options=OPTIONS | {"journal": 0})
-    holding.declare("celery")
+    held.declare("celery")
     kept, cancelled, moved = (app.send_task("t", (n,), countdown=countdown) for n, countdown in enumerate((20, 20, 90)))
     assert [one.id for one in scheduled(app)][-1] == moved.id
     cancel(app, cancelled.id)
@@ -149,14 +156,14 @@ def test_a_message_is_cancelled_moved_and_listed_like_any_other(holding: Vhost, 
         found = arrivals(connection, "celery", 2)
     assert {message.headers["id"] for message, _ in found} == {moved.id, kept.id}
     assert all(late >= 0 for _, late in found)
-    assert not [name for name in holding.names("queues") if ".delay." in name]
+    assert not [name for name in held.names("queues") if ".delay." in name]
 
 
-def test_a_cascade_with_levels_delivers_what_they_hold_and_gets_no_more(holding: Vhost) -> None:
-    holding.declare("q")
-    with holding.connection(delivery_time=False) as connection:
+def test_a_cascade_with_levels_delivers_what_they_hold_and_gets_no_more(held: Vhost) -> None:
+    held.declare("q")
+    with held.connection(delivery_time=False) as connection:
         publish(connection, 3.3, headers={"way": "levels"})
-    with holding.connection(**OPTIONS) as connection:
+    with held.connection(**OPTIONS) as connection:
         assert waits_by_time(connection)
         publish(connection, 1, headers={"way": "time"})
         found = arrivals(connection, "q", 2)
@@ -164,26 +171,50 @@ def test_a_cascade_with_levels_delivers_what_they_hold_and_gets_no_more(holding:
     assert all(late >= 0 for _, late in found)
 
 
-def test_a_limit_of_queues_that_is_reached_keeps_nobody_from_it(holding: Vhost, by_time: kombu.Connection) -> None:
-    holding.declare("q")
-    publish(by_time, 0.1)
-    limit = {"value": len(holding.names("queues"))}
-    holding.broker.api("PUT", f"/vhost-limits/{holding.name}/max-queues", limit)
-    with holding.connection(**OPTIONS) as connection:
-        assert waits_by_time(connection)
+def test_many_processes_that_begin_at_once_all_have_messages_wait_by_time(
+    held: Vhost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after a deployment, or after the broker was started again."""
+
+    class Nothing(dict[Any, Any]):
+        """Lets each thread be a process that knows nothing."""
+
+        def get(self, key: Any, default: Any = None) -> Any:
+            return default
+
+    monkeypatch.setattr(delivery_time, "known", Nothing())
+    held.declare("q")
+
+    def begin(number: int) -> bool:
+        with held.connection(**OPTIONS) as connection:
+            return waits_by_time(connection)
+
+    with ThreadPoolExecutor(48) as threads:
+        assert all(threads.map(begin, range(48)))
+
+
+def test_what_a_process_knows_of_a_broker_is_true_for_all_its_connections(
+    held: Vhost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held.declare("q")
+    with held.connection(**OPTIONS) as connection:
         publish(connection, 0.1)
-        assert len(arrivals(connection, "q", 2)) == 2
+        assert len(arrivals(connection, "q", 1)) == 1
+    monkeypatch.delattr(delivery_time, "ask")
+    for _ in range(3):
+        with held.connection(**OPTIONS) as connection:
+            assert waits_by_time(connection)
 
 
 @pytest.mark.parametrize("ahead", [-30, 0.3, 30])
 def test_a_wrong_clock_of_the_publisher_makes_no_message_early(
-    holding: Vhost, monkeypatch: pytest.MonkeyPatch, ahead: float
+    held: Vhost, monkeypatch: pytest.MonkeyPatch, ahead: float
 ) -> None:
     """By the clock of the publisher, a broker whose clock is 30 s ahead has passed the time at once."""
-    holding.declare("q")
+    held.declare("q")
     real = time.time_ns  # which only this asks for
     monkeypatch.setattr(time, "time_ns", lambda: real() - int(ahead * 1e9))
-    with holding.connection(**OPTIONS) as connection:
+    with held.connection(**OPTIONS) as connection:
         assert waits_by_time(connection) is (ahead == 0.3)
         sent = time.monotonic()
         publish(connection, 0.5)
@@ -228,10 +259,11 @@ def test_what_a_queue_let_out_too_early_waits_on_also_without_a_worker(
     vhost: Vhost, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
     vhost.declare("q")
-    with vhost.connection() as connection:
+    with vhost.connection(**OPTIONS) as connection:
         with monkeypatch.context() as patched:
-            clock = BrokerClock(0, time.monotonic_ns(), time.time_ns() - time.monotonic_ns())  # decades behind
-            patched.setattr(create, "choose", lambda *_: (replace(vhost.cascade, by_time=True), clock))
+            far_behind = BrokerClock(0, time.monotonic_ns(), 0)
+            patched.setattr(options_, "HOLDS_MESSAGES", (3, 10))
+            patched.setattr(create, "choose", lambda *_: (replace(vhost.cascade, by_time=True), far_behind))
             sent = time.time()
             for _ in range(2):
                 publish(connection, 8, headers={"mine": 1})
@@ -293,7 +325,7 @@ def test_commands_know_a_cascade_without_levels(holding: Vhost) -> None:
         return run(url, *arguments, options=own)
 
     planned, status = command("plan"), command("status")
-    assert (planned.code, ".delay." in planned.out, "`setup` creates levels too" in planned.out) == (3, False, True)
+    assert (planned.code, "has not shown that it holds messages" in planned.out) == (3, True)
     assert (status.code, "there is no cascade" in status.out) == (3, True)
     assert "0 levels exist\nRabbitMQ holds each message until it is due, in the outbox" in command("setup").out
     assert not [name for name in holding.names("queues") if ".delay." in name or ".out.1" in name]

@@ -14,7 +14,7 @@ from celery_rabbit_delay.core.topology import Binding, Cascade, Exchange, Queue
 
 class BrokerModel:
     def __init__(self, cascade: Cascade, holds_messages: bool = False) -> None:
-        """`holds_messages`: quorum queues, which all are, heed a delivery time, as those after RabbitMQ 4.3 do."""
+        """`holds_messages`: quorum queues, which all are, heed a delivery time, as those of RabbitMQ 4.4 do."""
         self.holds_messages = holds_messages
         self.exchanges: dict[str, Exchange] = {}
         self.queues: dict[str, Queue] = {}

@@ -1,12 +1,19 @@
-"""Whether this RabbitMQ's quorum queues hold messages until a delivery time: no release says so, so it is tried."""
+"""Whether this RabbitMQ holds messages in quorum queues until a delivery time, as 4.4 does; or else this process."""
 
 from __future__ import annotations
 
+import threading
 import time
 import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import kombu
+import pytest
 
+from celery_rabbit_delay.amqp.confirms import Confirm, ConfirmedChannel
+from celery_rabbit_delay.core import options
 from celery_rabbit_delay.core.headers import X_DELIVERY_TIME
 from tests.kit.node import Node
 
@@ -24,3 +31,44 @@ def holds_messages(node: Node) -> bool:
             return not channel.queue_declare(name, passive=True).message_count
         finally:
             channel.queue_delete(name)
+
+
+@contextmanager
+def held_here(url: str) -> Iterator[None]:
+    """Hold what this process publishes until its delivery time, so that an older RabbitMQ seems to be one that does.
+
+    What is not due when the block ends is dropped.
+    """
+    waiting: list[tuple[int, Any]] = []
+    lock, is_over, now, send = threading.Lock(), threading.Event(), time.time, ConfirmedChannel.send
+
+    def hold(channel: ConfirmedChannel, outgoing: Any, answered: Any = None) -> Confirm:
+        until = outgoing.message.properties.get("application_headers", {}).get(X_DELIVERY_TIME)
+        if until is None or until <= now() * 1000:
+            return send(channel, outgoing, answered)
+        with lock:
+            waiting.append((until, outgoing))
+        confirm = Confirm((outgoing.exchange, outgoing.key), answered)
+        confirm.answer(None)
+        return confirm
+
+    def pass_on() -> None:
+        with kombu.Connection(url) as connection:
+            while not is_over.wait(0.001):
+                moment = int(now() * 1000)
+                with lock:
+                    due = sorted((one for one in waiting if one[0] <= moment), key=lambda one: one[0])
+                    waiting[:] = [one for one in waiting if one[0] > moment]
+                for _, (message, exchange, key) in due:
+                    connection.default_channel.basic_publish(message, exchange, key)
+
+    thread = threading.Thread(target=pass_on)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(options, "HOLDS_MESSAGES", (3, 10))
+        patched.setattr(ConfirmedChannel, "send", hold)
+        thread.start()
+        try:
+            yield
+        finally:
+            is_over.set()
+            thread.join()

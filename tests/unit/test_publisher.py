@@ -113,21 +113,16 @@ class Parts:
 
 
 def by_time(parts: Parts, monkeypatch: pytest.MonkeyPatch) -> list[BrokerClock | None]:
-    """Let the publisher find out that messages wait, with these clocks, one after the other."""
-    clocks: list[BrokerClock | None] = [a_clock()]
+    """Let the publisher find out that messages wait, with these clocks, one after the other, the last one for good."""
+    clocks: list[BrokerClock | None] = [BrokerClock(1000, time.monotonic_ns(), 0)]
 
     def choose(channel: Any, options: Options, cascade: Any) -> Any:
-        clock = clocks.pop(0)
+        clock = clocks.pop(0) if clocks[1:] else clocks[0]
         return (replace(cascade, by_time=True), clock) if clock else (cascade, None)
 
     monkeypatch.setattr(create, "choose", choose)
     parts.publisher.choose_way()
     return clocks
-
-
-def a_clock(asked: int = 0) -> BrokerClock:
-    now = time.monotonic_ns()
-    return BrokerClock(1000, now + asked, time.time_ns() - now)
 
 
 def test_where_messages_wait_for_a_delivery_time_each_takes_the_outbox_without_a_delay(
@@ -145,14 +140,14 @@ def test_where_messages_wait_for_a_delivery_time_each_takes_the_outbox_without_a
     assert parts.publisher.writer.cascade.by_time, "or a missing stream would come with levels"
 
 
-def test_an_old_proof_is_renewed_and_without_one_messages_pass_levels(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_message_goes_the_way_that_the_process_has_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
     parts = Parts(monkeypatch, Options())
     clocks = by_time(parts, monkeypatch)
-    clocks += [a_clock(), None]
-    parts.publisher.clock = a_clock(-3600 * 10**9)
     assert parts.send(60) == "@.+q"
-    assert len(clocks) == 1
-    parts.publisher.clock = a_clock(-3600 * 10**9)
+    clocks[:] = [None]
+    parts.publisher.chooses = False
+    assert parts.send(60) == "@.+q"
+    parts.publisher.chooses = True
     assert parts.send(300) == "@.300s.+q"
     assert X_DELIVERY_TIME not in parts.last.message.headers
 
