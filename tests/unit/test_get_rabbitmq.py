@@ -15,7 +15,7 @@ from tests.kit.node import GET_RABBITMQ, Node
 ROOT = Path(__file__).parents[2]
 
 #: The releases with an image that hosted CI or docs/deployment.md names.
-RELEASES = ("3.10", "3.13", "4.0", "4.1", "4.2", "4.3")
+RELEASES = ("3.10", "3.13", "4.0", "4.1", "4.2", "4.3", "4.4")
 
 ENGINE = """#!/bin/sh
 [ "$1" != info ] || exit 0
