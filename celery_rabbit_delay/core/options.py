@@ -228,10 +228,6 @@ class Options:
         """Return the normal cascade, and with `priorities` the one for priorities above 4."""
         return [self.cascade, self.high_cascade] if priorities else [self.cascade]
 
-    def ahead(self, priorities: bool = False) -> list[Cascade]:
-        """Return the cascades to expect where no broker can be asked: `by_time` only if the options say so."""
-        return [self.by_time_cascade] if self.delivery_time else self.cascades(priorities)
-
     @cached_property
     def naive_timezone(self) -> tzinfo:
         if self.timezone in (None, "UTC"):

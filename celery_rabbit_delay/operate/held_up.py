@@ -137,14 +137,14 @@ def _cause(target: _Target, rows: Rows) -> _Cause:
 def _refuses_more(queue: Mapping[str, Any]) -> bool | None:
     """Return whether a queue is full; None if it has no limit beyond which it refuses messages.
 
-    Messages that consumers hold do not count (https://www.rabbitmq.com/docs/maxlength).
+    Messages that consumers hold do not count (https://www.rabbitmq.com/docs/maxlength); those that RabbitMQ holds do.
     """
     policy, arguments = queue.get("effective_policy_definition") or {}, queue.get("arguments") or {}
     if "reject" not in str(arguments.get("x-overflow", policy.get("overflow"))):
         return None
     refusing = None
     for limit, counts in (
-        ("max-length", ("messages_ready", "messages_dlx")),
+        ("max-length", ("messages_ready", "messages_dlx", "messages_delayed")),
         ("max-length-bytes", ("message_bytes_ready", "message_bytes_dlx")),
     ):
         limits = [found for found in (policy.get(limit), arguments.get(f"x-{limit}")) if found is not None]

@@ -16,6 +16,7 @@ from ..amqp import declare, delivery_time
 from ..amqp.confirms import ConfirmedChannel
 from ..amqp.follower import Follower
 from ..core import streams
+from ..core.beat import beat_prefix
 from ..core.destination import Destination, read
 from ..core.errors import CascadeMissing, StreamUnavailable
 from ..core.headers import addressed
@@ -28,7 +29,7 @@ from .management import Snapshot
 
 #: Policy keys that also affect queues with such arguments: the lower value applies, so that messages leave early, are
 #: deleted with their queue, or are refused by a full one (https://www.rabbitmq.com/docs/parameters#policies).
-_LIMITS = {"message-ttl", "expires", "max-length", "max-length-bytes"}
+_LIMITS = {"message-ttl", "expires", "max-length", "max-length-bytes", "max-age"}
 
 #: The detail of a missing part that publishers and workers create.
 _LATER = "it is created when it is needed"
@@ -78,7 +79,7 @@ def compare(
         known = [options.by_time_cascade, *wanted, *(with_longer_levels(connection, cascade) for cascade in wanted)]
         for binding in unexpected(snapshot.bindings - topology.bindings.keys(), known, beside):
             found.append(Finding("binding", _name(binding), "unexpected", "messages may arrive twice: remove it"))
-        found += _policies(topology, snapshot)
+        found += _policies(options, snapshot)
     return found
 
 
@@ -162,13 +163,14 @@ def _name(binding: Binding) -> str:
     return f"{binding.source} -> {binding.destination} ({binding.routing_key})"
 
 
-def _policies(topology: Topology, snapshot: Snapshot) -> Iterator[Finding]:
-    for name in topology.queues:
-        row = snapshot.queues.get(name, {})
+def _policies(options: Options, snapshot: Snapshot) -> Iterator[Finding]:
+    ours = f"{options.cascade.streams_root}.", beat_prefix(options.prefix)
+    for name, row in sorted(snapshot.queues.items()):
         who = row.get("policy") or row.get("operator_policy")
         for limit in sorted(_LIMITS.intersection(row.get("effective_policy_definition") or {})):
-            detail = f"{who!r} sets {limit}: give the level queues a policy of higher priority that does not set it"
-            yield Finding("policy", name, "unexpected", detail)
+            if name.startswith(ours):
+                detail = f"{who!r} sets {limit}: give the cascade a policy of higher priority that does not set it"
+                yield Finding("policy", name, "unexpected", detail)
 
 
 def unexpected(bindings: Iterable[Binding], cascades: Iterable[Cascade], streams: Iterable[Stream]) -> list[Binding]:

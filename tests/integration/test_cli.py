@@ -151,7 +151,7 @@ def test_verify_finds_each_kind_of_damage(vhost: Vhost) -> None:
     with vhost.plain() as connection:
         connection.default_channel.queue_bind("stranger", CASCADE.ingest, "#")
     finds(
-        rf"^unexpected policy   {re.escape(CASCADE.levels[3].queue)}: 'everything' sets message-ttl: give the level",
+        rf"^unexpected policy   {re.escape(CASCADE.levels[3].queue)}: 'everything' sets message-ttl: give the cascade",
         rf"^unexpected binding  {re.escape(CASCADE.ingest)} -> stranger \(#\): messages may arrive twice",
         over_amqp=False,
     )

@@ -7,8 +7,9 @@ import re
 
 import pytest
 
-from celery_rabbit_delay import LimitReached
+from celery_rabbit_delay import LimitReached, operate
 from celery_rabbit_delay.core.options import Options
+from celery_rabbit_delay.operate.management import Management
 from tests.kit.broker import QUICK, Vhost, lead, publish, take
 from tests.kit.commands import management, run
 from tests.kit.wait import wait_until
@@ -89,3 +90,26 @@ def test_a_publisher_that_may_configure_all_but_outboxes_with_a_delay_does_witho
         name for name in vhost.names("queues") if ".out." in name and not name.endswith((".out.+q", "short-lived"))
     ]
     wait_until(lambda: sum(vhost.waiting().values()) == 2, "the others wait")
+
+
+def test_verify_names_a_policy_that_limits_any_of_our_queues_and_none_of_others(vhost: Vhost) -> None:
+    vhost.declare("q", "celery-rabbit-delay", "x" * 250)
+    with vhost.connection(journal=0) as connection:
+        for queue in ("q", "x" * 250):
+            publish(connection, 100, queue)  # an outbox whose name is a hash is one of them
+        publish(connection, 60.0, "q")
+        publish(connection, 100, "q", priority=9)
+        ours = [name for name in vhost.names("queues") if name.startswith("celery-rabbit-delay.")]
+        for name in ("celery-rabbit-delay.beat.shop", f"{vhost.cascade.root}.ingest.probe"):
+            vhost.declare(name, arguments={"x-queue-type": "quorum"})
+            ours.append(name)
+        assert any(".out.!" in name for name in ours)
+        assert any(".journal." in name for name in ours)
+        policy = {"pattern": "", "apply-to": "all", "definition": {"max-length-bytes": 10**12}}
+        vhost.broker.api("PUT", f"/policies/{vhost.name}/roomy", policy)
+        api = Management(management(vhost)[1], vhost.name)
+
+        def named() -> list[str]:
+            return [one.name for one in operate.compare(connection, [], api.snapshot()) if one.kind == "policy"]
+
+        wait_until(lambda: named() == sorted(ours), "each of them is named")

@@ -59,6 +59,7 @@ def test_what_rabbitmq_holds_is_counted_for_each_destination_and_together_for_th
         ({"arguments": REFUSING, "state": "running", "messages_ready": 1}, FULL),
         ({"arguments": REFUSING, "state": "running", "messages_ready": 0, "messages_unacknowledged": 1}, ROOM),
         ({"arguments": REFUSING, "messages_dlx": 1}, FULL),
+        ({"arguments": REFUSING, "messages_ready": 0, "messages_delayed": 1}, FULL),
         ({"arguments": {**REFUSING, "x-max-length": 3}, "messages_ready": 2}, ROOM),
         ({"arguments": {**REFUSING, "x-max-length-bytes": 9}, "messages_ready": 1, "message_bytes_ready": 0}, FULL),
         ({"arguments": {**REFUSING, "x-max-length-bytes": 9}, "messages_ready": 0, "message_bytes_ready": 9}, FULL),
