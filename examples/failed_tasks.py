@@ -30,6 +30,7 @@ failed = kombu.Queue(
     queue_arguments={
         "x-queue-type": "quorum",
         "x-delivery-limit": 1_000_000,  # reading a message may count as a delivery, and the default limit is 20
+        "x-delayed-retry-max": 1,  # millisecond for which a policy of RabbitMQ 4.3 may hide what was read
     },
 )
 orders = kombu.Queue(

@@ -31,6 +31,8 @@ ARGUMENTS = {
     "x-single-active-consumer": True,
     # With 20, the default since 4.0, RabbitMQ would drop the message after twenty holders that could not replace it.
     "x-delivery-limit": 1_000_000,
+    # Milliseconds: a policy of 4.3 may make the message wait for longer before the next holder gets it.
+    "x-delayed-retry-max": 1,
     # Milliseconds: 4.3 gives a consumer whose node is lost so much time to come back, a minute by default. Earlier
     # releases give it none, and ignore the argument.
     "x-consumer-disconnected-timeout": 1000,

@@ -28,8 +28,10 @@ __all__ = ["LAYOUT", "Binding", "Cascade", "Exchange", "Queue", "Stream", "Topol
 _QUORUM: dict[str, str | int] = {"x-queue-type": "quorum"}
 
 #: From 4.0 on, a quorum queue drops, or dead-letters early, a message that was read and returned 20 times
-#: (https://www.rabbitmq.com/docs/quorum-queues#poison-message-handling).
-_KEPT: dict[str, str | int] = {"x-delivery-limit": 1_000_000_000}
+#: (https://www.rabbitmq.com/docs/quorum-queues#poison-message-handling). From 4.3 on, a policy may make it wait before
+#: it is there again, in milliseconds: of the policy's and the queue's own maximum the lower holds, while the argument
+#: `x-delayed-retry-type`, even "disabled", is overruled. Earlier releases ignore these arguments.
+_KEPT: dict[str, str | int] = {"x-delivery-limit": 1_000_000_000, "x-delayed-retry-max": 1}
 
 #: The key of the messages that find out whether quorum queues hold messages until a delivery time.
 PROBE = f"{routing_key.SENTINEL}.probe"

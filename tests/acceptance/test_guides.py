@@ -91,6 +91,7 @@ def test_the_guide_to_retries_shows_what_happens(reader: Reader) -> None:
 
 @pytest.mark.long
 def test_the_guide_to_failed_tasks_shows_what_happens(reader: Reader) -> None:
+    reader.vhost.delay_retries(r"\.failed$")
     vhost = reader.vhost
 
     def all_are_paid() -> None:

@@ -76,6 +76,17 @@ def test_one_holds_the_lock_and_the_next_gets_what_it_has_left(vhost: Vhost, mak
     assert third.left[-1] == b"3"
 
 
+def test_a_policy_that_delays_retries_keeps_what_is_left_from_no_holder(vhost: Vhost, make_lock: MakeLock) -> None:
+    vhost.delay_retries()
+    lock = make_lock()
+    hold(lock, b"state")
+    for _ in range(3):
+        lock.abandon()
+        lock = make_lock()
+        assert lock.wait(60)
+        assert lock.read_left()[0] == b"state"
+
+
 def test_teardown_names_the_queues_of_beats_and_deletes_them_when_it_is_asked_to(
     vhost: Vhost, make_lock: MakeLock
 ) -> None:

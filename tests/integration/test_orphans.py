@@ -138,6 +138,14 @@ def test_an_orphan_that_is_not_due_yet_is_replayed_for_the_rest_of_its_delay(
 
 
 @pytest.mark.leaves_orphans
+def test_a_policy_that_delays_retries_hides_no_orphan_that_was_looked_at(vhost: Vhost) -> None:
+    vhost.delay_retries()
+    make_orphans(vhost, 2)
+    with vhost.connection() as connection:
+        assert [len(list(operate.orphans(connection, 10))) for _ in range(3)] == [2, 2, 2]
+
+
+@pytest.mark.leaves_orphans
 def test_orphans_tell_why_they_would_not_be_replayed_and_stay_as_they_are(vhost: Vhost) -> None:
     make_orphans(vhost, 2)
     with vhost.connection() as connection:

@@ -185,6 +185,11 @@ class Vhost:
 
         wait_until(lambda: all(map(is_in_force, self.broker.api("GET", queues))), "the policy is in force")
 
+    def delay_retries(self, pattern: str = "") -> None:
+        """Make what comes back to queues that are not there yet wait for a minute, where RabbitMQ can."""
+        if self.broker.has(Ability.DELAYS_RETRIES):
+            self.policy("retries", {"delayed-retry-type": "all", "delayed-retry-min": 60_000}, pattern)
+
     def close_connections(self, name: str = "") -> None:
         """Close the connections whose clients give a name, or all, as operators do, once there is one."""
 
