@@ -10,20 +10,27 @@ from celery import Celery
 
 import celery_rabbit_delay
 
+QUIET = 10  # seconds without a save, after which a document is indexed
+
 app = Celery("debounce", broker="amqp://guest:guest@localhost//")
-celery_rabbit_delay.install(app)
+celery_rabbit_delay.install(app, journal=QUIET)  # tasks with this delay are recorded, so that they can be moved
 
 
 @app.task(name="index")
-def index(document: int, version: int) -> None:
-    print(f"document {document} is indexed, version {version}", flush=True)
+def index(document: int) -> None:
+    print(f"document {document} is indexed", flush=True)  # as it is now, with every save
 
 
-def saved(document: int, version: int) -> None:
-    index.apply_async((document, version), countdown=4, headers={"x-delay-key": f"index-{document}"})
+def saved(document: int) -> None:
+    id_ = f"index-{document}"
+    try:
+        celery_rabbit_delay.reschedule(app, id_, countdown=QUIET)
+    except (celery_rabbit_delay.NotWaiting, celery_rabbit_delay.TooLate):  # the task before may not see this save
+        index.apply_async((document,), task_id=id_, countdown=QUIET)
+    except celery_rabbit_delay.DifferentMessages:
+        pass  # two processes have sent the task at the same moment: both tasks wait, and will see this save
 
 
 if __name__ == "__main__":
-    for version in range(1, 11):
-        saved(7, version)
-    saved(8, 1)
+    for document in [7] * 10 + [8]:
+        saved(document)

@@ -15,7 +15,6 @@ from celery_rabbit_delay import upstream
 from celery_rabbit_delay.core import changes, headers, journal, streams
 from celery_rabbit_delay.core.changes import Pause
 from celery_rabbit_delay.core.destination import Destination
-from celery_rabbit_delay.core.keys import last_of_key
 from celery_rabbit_delay.core.sent import Sent
 from celery_rabbit_delay.core.topology import LAYOUT, Cascade, Topology
 
@@ -72,7 +71,7 @@ def stored() -> dict[str, str]:
     properties, _ = upstream.serialize(
         Message(b"", content_type="text/plain", application_headers={"id": "7", "n": [1]})
     )
-    record = journal.Record(due=1, number=2, id="7", key="k", properties=properties, body=b"body")
+    record = journal.Record(due=1, number=2, id="7", properties=properties, body=b"body")
     by_id, by_text = changes.cancelled(["00000000-0000-4000-8000-000000000007", "seven"], Sent(3_000_000, "clock"))
     messages = {
         "record": journal.pack_records([record, record]),
@@ -83,7 +82,6 @@ def stored() -> dict[str, str]:
         "void": changes.void(2, due=1),
         "pause": changes.pause(Pause("mail", 5)),
         "restored": next(changes.restored(["seven"], Sent(3_000_000, "clock"))),
-        "last of a key": last_of_key("k", 2),
     }
     return {kind: message.hex(" ", 4) for kind, message in messages.items()}
 

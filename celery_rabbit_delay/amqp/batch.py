@@ -15,7 +15,7 @@ from amqp.exceptions import AMQPError, FrameError, RecoverableConnectionError
 from kombu.exceptions import KombuError
 
 from ..core import streams
-from ..core.errors import DelayError, MessageRefused, StreamUnavailable, UnsupportedConfiguration
+from ..core.errors import DelayError, MessageRefused, UnsupportedConfiguration
 from .clients import PerClient
 from .stream_writer import is_full
 
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from .limited import LimitedConnection
     from .sender import Sender
 
-#: The number of messages that a batch sends before it waits for answers, and how many times as many it holds.
-MAX_SIZE, _MANY = 1000, 10
+#: The number of messages that a batch sends before it waits for answers.
+MAX_SIZE = 1000
 
 #: After these, messages may be stored, and are sent again; others were refused, or are in the way of a refused one.
 _LOST = (RecoverableConnectionError, OSError)
@@ -48,7 +48,7 @@ batches_of: PerClient[list[Batch]] = PerClient(list)
 
 
 class BatchFailed(DelayError, BatchPublishError):  # type: ignore[misc]
-    """Some messages of a batch, or their keys, may not be stored: `ids` lists them. All others are stored."""
+    """Some messages of a batch may not be stored: `ids` lists them. All others are stored."""
 
     def __init__(self, message: str, ids: list[str | None]) -> None:
         super().__init__(message, ids)  # both, so that it can be pickled
@@ -72,9 +72,8 @@ class Batch:
         self.max_size = max_size
         self._holds = holds
         self._serial = itertools.count()
-        self._plans: dict[int, Plan] = {}  # what is not stored yet, or its key is not
+        self._plans: dict[int, Plan] = {}  # what is not stored yet
         self._sent: set[int] = set()  # those of them that the broker has not answered
-        self._stored: set[int] = set()  # those of them whose keys are not stored yet
         self._refused: set[int] = set()  # those of them to send alone, to repair the cascade or to learn why
         self._records: list[tuple[int | None, Stream, Record]] = []  # with the priority of the message
 
@@ -83,12 +82,10 @@ class Batch:
 
         Raises what keeps it from being sent, and the errors of a lost connection; the message is not added then.
         """
-        if sender.has_records or len(self._plans) >= _MANY * self.max_size:  # the latter have keys, or were refused
+        if sender.has_records or len(self._plans) >= 10 * self.max_size:  # the latter were refused
             self._settle(sender, 0)
-        elif len(self._plans) - len(self._stored) - len(self._refused) >= self.max_size:
+        elif len(self._plans) - len(self._refused) >= self.max_size:
             self._settle(sender, self.max_size // 2)
-        if plan.key:
-            sender.prepare_key(plan, sender.options.confirm_timeout)
         name = next(self._serial)
         self._plans[name] = plan
         try:
@@ -129,7 +126,7 @@ class Batch:
         try:
             with sender.turn(sender.options.confirm_timeout) as connection:
                 for name, plan in list(self._plans.items()):
-                    if name not in self._sent and name not in self._refused and name not in self._stored:
+                    if name not in self._sent and name not in self._refused:
                         self._send(sender, name, plan)
                 self._send_records(sender)
                 connection.wait_until(lambda: len(self._sent) <= most or not sender.unanswered)
@@ -141,20 +138,9 @@ class Batch:
             pass
 
     def _finish(self, sender: Sender, connection: LimitedConnection) -> None:
-        """Wait for the records, and write the keys of stored messages, but not those of refused messages."""
+        """Wait for the records, and write those that are left."""
         with suppress(TimeoutError):
             connection.wait_until(lambda: not sender.unanswered)
-        refused = {self._plans[name].key for name in self._refused}  # sent again, they would become the last ones
-        told = [name for name in sorted(self._stored) if self._plans[name].key not in refused]
-        by_priority: dict[int | None, list[int]] = {}
-        for name in told:
-            by_priority.setdefault(self._plans[name].priority, []).append(name)
-        for priority, names in by_priority.items():
-            with suppress(StreamUnavailable):  # what is sent again alone tries it again
-                sender.publisher_for(priority).writer.write_keys(map(self._plans.__getitem__, names))
-                for name in names:
-                    self._forget(name)
-        self._stored.clear()  # the others are sent again, in their order
         if sender.has_records:
             sender.publisher_for().writer.store_records()
 
@@ -176,10 +162,8 @@ class Batch:
         self._sent.discard(name)
         if name not in self._plans:  # it was discarded
             return
-        if refusal is None and self._plans[name].key is None:
+        if refusal is None:
             self._forget(name)
-        elif refusal is None:
-            self._stored.add(name)
         elif not isinstance(refusal, _LOST):
             self._refused.add(name)
 
@@ -190,13 +174,13 @@ class Batch:
 
     @property
     def ids(self) -> list[str | None]:
-        """Celery's task ids of the messages that are not stored yet, or whose keys are not stored yet."""
+        """Celery's task ids of the messages that are not stored yet."""
         return [plan.message.properties.get("correlation_id") for plan in self._plans.values()]
 
     def _forget(self, name: int) -> None:
         del self._plans[name]
-        for names in (self._sent, self._stored, self._refused):
-            names.discard(name)
+        self._sent.discard(name)
+        self._refused.discard(name)
 
     @contextmanager
     def collecting(self, client: kombu.Connection) -> Iterator[None]:

@@ -163,7 +163,7 @@ def bind_stream(channel: Channel, cascade: Cascade, stream: Stream, pause: float
         except InternalError as exc:
             raise UnsupportedConfiguration(
                 f"RabbitMQ cannot create the stream {stream.name!r} ({exc}). If it has no streams, set the option "
-                "streams=False: then delayed tasks work, but none can be listed, cancelled, moved or replaced"
+                "streams=False: then delayed tasks work, but none can be listed, cancelled or moved"
             ) from None
 
 
@@ -254,7 +254,7 @@ def _limit_reached(exc: PreconditionFailed, cascade: Cascade) -> LimitReached:
     queues, exchanges = len(list(cascade.queues())), len(list(cascade.exchanges()))
     return LimitReached(
         f"a limit of the broker is reached ({exc.reply_text}). The cascade {cascade.prefix!r} needs {queues} queues "
-        f"and {exchanges} exchanges, at most ten streams besides, and 1 to {1 + MOST_COMBINED} queues for each queue "
+        f"and {exchanges} exchanges, at most nine streams besides, and 1 to {1 + MOST_COMBINED} queues for each queue "
         "that delayed tasks go to, and one more for each round delay in use. Raise the limit, as with `rabbitmqctl "
         "set_vhost_limits -p VHOST '{\"max-queues\": 200}'`, or set a smaller `max_delay`, which needs fewer. What was "
         "created so far is used then, or deleted by `celery -A APP delay teardown`"

@@ -75,8 +75,6 @@ class EventLoop:
             sender.publish(plan, PATIENCE)
         elif answers[0] is not None:
             raise answers[0]
-        elif plan.key:
-            sender.write_key(plan, PATIENCE)
         if sender.unanswered or sender.has_records:
             self._look_for(sender)
 
@@ -134,7 +132,7 @@ class EventLoop:
                 self._look_for(sender)
 
     def _store(self, sender: Sender, plan: Plan, refusal: Exception | None) -> None:
-        """Send a message again that was refused, until it is stored, and then its key.
+        """Send a message again that was refused, until it is stored.
 
         It waits for nothing that an alarm keeps RabbitMQ from: else each try would leave a copy in a socket.
         """
@@ -143,12 +141,10 @@ class EventLoop:
                 sender.publish(plan, PATIENCE)
             elif refusal is not None:
                 self.submit(sender, plan, partial(self._store, sender, plan))
-            elif plan.key:
-                sender.write_key(plan, PATIENCE, is_patient=False)
         except DelayError as exc:
-            logger.error("The delayed message %r, or its key, is lost, because RabbitMQ refuses it: %s", plan.id, exc)
+            logger.error("The delayed message %r is lost, because RabbitMQ refuses it: %s", plan.id, exc)
         except (AMQPError, OSError) as exc:
-            self.call_later(AGAIN, partial(self._store, sender, plan, refusal and exc))
+            self.call_later(AGAIN, partial(self._store, sender, plan, exc))
 
 
 class _Thread(threading.local):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -19,8 +18,7 @@ from ..core import streams
 from ..core.changes import Changes
 from ..core.errors import DelayError, StreamUnavailable
 from ..core.fates import Fate, fate
-from ..core.headers import X_DELAY_KEY, State, message_id, read_state
-from ..core.keys import Keys
+from ..core.headers import State, message_id, read_state
 from ..core.options import Options, options_of
 from ..core.streams import Unreadable
 from ..core.topology import Stream
@@ -56,8 +54,6 @@ class Known:
     """What the streams have said so far about messages that a `kombu.Connection` may receive."""
 
     changes: Changes = field(default_factory=lambda: Changes(time.time))
-    #: Of each prefix, because keys of different prefixes are unrelated.
-    keys: dict[str, Keys] = field(default_factory=lambda: defaultdict(lambda: Keys(time.monotonic)))
     #: Is called with the id of a cancelled task that arrives; returns whether it discards the task.
     on_cancelled: Callable[[str], bool] | None = None
     #: Is called with the id of a task that arrives and was sent after the id had been cancelled.
@@ -92,8 +88,8 @@ def state_of(message: Any) -> State | None:
 def is_dropped(connection: Receiver, message: Any) -> bool:
     """Return whether a message must be acknowledged instead of delivered.
 
-    This is so if a later message with its key, or a copy with another due time, has replaced it, or if it was
-    cancelled. If `Known` has `on_cancelled`, a cancelled task is delivered, and Celery discards it.
+    This is so if a copy with another due time has replaced it, or if it was cancelled. If `Known` has `on_cancelled`, a
+    cancelled task is delivered, and Celery discards it.
     """
     headers, state = message.headers or {}, state_of(message)
     own = connection.delay_options
@@ -106,27 +102,22 @@ def is_dropped(connection: Receiver, message: Any) -> bool:
     # before. Other undelayed messages are not filtered.
     if state is None and not (headers.get("eta") or headers.get("retries")):
         return False
-    number, options, has_key = state and state.number, own, isinstance(headers.get(X_DELAY_KEY), str)
+    number, options = state and state.number, own
     if state and state.root != own.cascade.root:
         # Apps with different prefixes may share a queue, and what was sent before that was changed arrives later.
         other = options_of(state.root)
         options = other if other and other.prefix != own.prefix else own
-    prefix = options.prefix
     if number is not None or known.on_cancelled is not None:
         for one in [own] if options is own else [own, options]:
             _keep_current(connection, one, streams.changes(one.cascade), known.changes.apply)
-    if number is not None and has_key and not known.changes.voids(number):
-        # Only streams that exist have keys: there is no end of made up roots.
-        _keep_current(connection, options, streams.keys(options.cascade), lambda body: known.keys[prefix].apply(body))
     id_ = message_id(message.properties, headers)  # the same id as in a record, which `list` shows
-    keys = known.keys.get(prefix) if has_key else None
-    found = fate(known.changes, keys, number, id_, lambda: headers)
+    found = fate(known.changes, number, id_, lambda: headers)
     if found is Fate.CANCELLED:
         return discards is None or not discards(id_)
     if found is Fate.WAITS and known.changes.cancelled_at(id_):
         known.on_sent_again(id_)
-    if found in (Fate.MOVED, Fate.REPLACED):
-        logger.info("A message that was %s is dropped here: %s", found.value, headers.get("id"))
+    if found is Fate.MOVED:
+        logger.info("A message that was moved is dropped here: %s", headers.get("id"))
     return found is not Fate.WAITS
 
 
@@ -144,8 +135,8 @@ def _keep_current(connection: Receiver, options: Options, stream: Stream, apply:
             following.catch_up(stream, apply, options=options)
         except DelayError as exc:
             logger.warning(
-                "Messages that were moved, cancelled or replaced may still be delivered, until the next attempt "
-                "to read the changes succeeds: %s",
+                "Messages that were moved or cancelled may still be delivered, until the next attempt to read the "
+                "changes succeeds: %s",
                 exc,
             )
     elif until <= time.monotonic() and not following.renew(stream):
@@ -289,7 +280,7 @@ class Following:
 
 
 def learn(client: kombu.Connection) -> None:
-    """Read which messages were cancelled, moved or replaced so far. Raises `StreamUnavailable`, `NotPermitted`.
+    """Read which messages were cancelled or moved so far. Raises `StreamUnavailable`, `NotPermitted`.
 
     Each message that the client takes from then on is dropped if it was cancelled in the meantime. Without streams
     there is nothing to know.
@@ -300,4 +291,3 @@ def learn(client: kombu.Connection) -> None:
     known = known_to[client]
     known.on_cancelled = known.on_cancelled or (lambda id_: False)
     following.catch_up(streams.changes(cascade), known.changes.apply, create=False)
-    following.catch_up(streams.keys(cascade), known.keys[cascade.prefix].apply, create=False)

@@ -18,6 +18,7 @@ from ..core.due import microseconds_until, parse_eta
 from ..core.errors import (
     DelayError,
     DestinationNotFound,
+    DifferentMessages,
     InvalidDelay,
     InvalidDestination,
     MessageRefused,
@@ -41,10 +42,6 @@ logger = logging.getLogger(__name__)
 TOO_LATE = 2000
 
 
-class DifferentMessages(DelayError):
-    """Messages with the same id differ in more than their due times."""
-
-
 #: Errors of one message, which do not concern others.
 REFUSALS = (
     NotWaiting,
@@ -62,12 +59,10 @@ def reschedule(connection: kombu.Connection, id_: str, due: datetime, allowed: A
     """Give the message with an id another due time, an aware datetime; a past one means at once.
 
     The message keeps its id, body, priority and headers. An interruption never loses it; an interruption in the middle
-    delivers it at both times, unless it is moved again, and so do two moves at the same moment. A message with a key
-    becomes the last one of its key.
+    delivers it at both times, unless it is moved again, and so do two moves at the same moment.
 
     Raises `InvalidDestination` if its destination is not `allowed`, `NotWaiting`, `TooLate`, `InvalidDelay`,
-    `NotPermitted`, `DelayError` if messages with the same id differ in more than their due times, and the errors of
-    publishing.
+    `DifferentMessages`, `NotPermitted`, and the errors of publishing.
     """
     for _, refused in reschedule_all(connection, [id_], (), due, allowed):
         if refused:
@@ -89,9 +84,8 @@ def reschedule_all(
         try:
             if not records:
                 raise NotWaiting(
-                    f"the journal has no waiting message with the id {name!r}: it is due, was cancelled or replaced, "
-                    "was sent with another prefix, or has a shorter delay than the option `journal` of its publisher: "
-                    "see `list`"
+                    f"the journal has no waiting message with the id {name!r}: it is due, was cancelled, was sent with "
+                    "another prefix, or has a shorter delay than the option `journal` of its publisher: see `list`"
                 )
             move(connection, list(records.values()), due, allowed)
             refused: DelayError | None = None
@@ -103,7 +97,7 @@ def reschedule_all(
 def move(connection: kombu.Connection, records: Sequence[Record], due: datetime, allowed: Allowed = ANYWHERE) -> None:
     """Give a message another due time, by the records of all its copies that wait.
 
-    One with a key becomes the last of its key. Raises the errors of `reschedule` except `NotWaiting`.
+    Raises the errors of `reschedule` except `NotWaiting`.
     """
     now = Now(datetime.now(timezone.utc), time.monotonic_ns(), CLOCK)
     first = min(records, key=lambda record: record.due)
@@ -144,7 +138,7 @@ def _copy(record: Record, due: datetime) -> tuple[Message, str, str]:
     if state.routing_key is not None and "task" not in message.headers:
         raise InvalidDelay(f"{record.id!r} cannot be moved: its eta is in its body, as in task protocol 1")
     delivery = resent(Delivery(f"{state.root}.", "@", message.headers))
-    headers = {name: value for name, value in delivery.headers.items() if name != headers_.X_DELAY_NUMBER}
+    headers = dict(delivery.headers)
     headers.setdefault(headers_.X_DELAY_SENT, "")  # a copy is not sent later than its original, whenever that was
     if headers.get("eta"):
         headers["eta"] = due.isoformat()

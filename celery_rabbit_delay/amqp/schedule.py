@@ -68,8 +68,6 @@ class Scheduled(NamedTuple):
     exchange: str
     #: The routing key that it was sent with.
     routing_key: str
-    #: Its `x-delay-key`, if it has one.
-    key: str | None
     #: How often the task was retried before.
     retries: int
     #: Identifies this copy of the message.
@@ -110,10 +108,8 @@ def describe(record: Record, headers: Mapping[str, Any], queues: QueueNames, wan
     texts = (None if headers.get(name) is None else str(headers[name]) for name in names)
     task, args, kwargs, *others = texts
     due = headers_.moment(record.due)
-    key, retries = record.key or None, _retries(headers)
-    return Scheduled(
-        record.id, task, queue, due, args, kwargs, exchange, routing_key, key, retries, record.number, *others
-    )
+    retries = _retries(headers)
+    return Scheduled(record.id, task, queue, due, args, kwargs, exchange, routing_key, retries, record.number, *others)
 
 
 def concerns(headers: Mapping[str, Any], queues: QueueNames) -> bool:
@@ -238,7 +234,7 @@ def recorded(
     done = 0
     with Follower(connection) as reader:
         # The changes first: a message that is moved in the meantime may then appear twice, but is never missing.
-        wanted = reader.extents([streams.changes(cascade), streams.keys(cascade)])
+        wanted = reader.extents([streams.changes(cascade)])
         wanted |= reader.extents(streams.journals(cascade))
         total = sum(extent.messages for extent in wanted.values())
         for stream, extent in wanted.items():
@@ -286,10 +282,8 @@ def about(
         if record.id in found and fate is not Fate.MOVED:
             found[record.id][record.identity] = record, fate
     for id_, those in found.items():
-        # One with a key is replaced by its copy, too, when it is moved.
-        current = [one for one in those.values() if one[1] is not Fate.REPLACED] or those.values()
         sent, messages = fates.changes.cancelled_at(id_), []
-        for record, fate in sorted(current, key=lambda one: one[0]):
+        for record, fate in sorted(those.values(), key=lambda one: one[0]):
             how = "by a stamp" if fate is Fate.CANCELLED and sent is None else ""
             messages.append(Found(describe(record, headers_in(record), queues), fate, how))
         answers.append(About(id_, messages, datetime.fromtimestamp(sent.at / 1e6, timezone.utc) if sent else None))

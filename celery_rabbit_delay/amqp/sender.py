@@ -4,8 +4,8 @@ The user's connection has consumers, and channels of his own: while we waited th
 for them, and an interrupt in the middle of a frame would end his connection. An alarm blocks connections that publish,
 and a worker must go on to consume.
 
-So delayed messages, their records, keys and cancellations, and the declarations for them have a connection of their
-own, which nobody else reads. Whatever is not an answer of the broker closes it: a lost connection, a time-out, and an
+So delayed messages, their records and cancellations, and the declarations for them have a connection of their own,
+which nobody else reads. Whatever is not an answer of the broker closes it: a lost connection, a time-out, and an
 interrupt such as a soft time limit. Nothing of it is repaired; the next message opens another one.
 
 It has no heartbeats, as the connections on which plain Celery publishes: nobody would send them while the program does
@@ -19,7 +19,7 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any
 
@@ -35,9 +35,9 @@ from ..core.topology import Cascade, Stream
 from . import declare
 from .confirms import ANSWERS
 from .connecting import connect, copy_of
-from .limited import NO_ANSWER, LimitedConnection, NothingSent
+from .limited import NO_ANSWER, LimitedConnection
 from .publisher import Answered, DelayedPublisher
-from .stream_writer import StreamWriter, paused_of, records_of, until_there_is_a_leader
+from .stream_writer import paused_of, records_of
 
 #: Seconds to wait for the broker while records are stored behind messages that have been answered.
 RECORDING = 5
@@ -61,53 +61,18 @@ class Sender:
         self._publishers: dict[tuple[bool, bool], DelayedPublisher] = {}
 
     def publish(self, plan: Plan, seconds: float | None = None) -> None:
-        """Send a message into the cascade, and its key; return once the broker has stored both.
+        """Send a message into the cascade; return once the broker has stored it.
 
-        Raises as `DelayedPublisher.publish`, `prepare_key` and `write_key`.
+        Raises as `DelayedPublisher.publish`.
         """
-        limit = min(filter(None, (seconds, self.options.confirm_timeout)), default=None)
-        if plan.key:
-            self.prepare_key(plan, limit)
-        with Turn(self, limit):
+        with Turn(self, min(filter(None, (seconds, self.options.confirm_timeout)), default=None)):
             self.publisher_for(plan.priority, plan.came_early).publish(plan)
-        if plan.key:
-            self.write_key(plan, limit)
-
-    def prepare_key(self, plan: Plan, seconds: float | None, is_patient: bool = True) -> None:
-        """Create the stream of keys for a message with a key, before this is sent.
-
-        Raises as `StreamWriter.write`, also `StreamUnavailable` if the stream has no leader for some seconds; `Blocked`
-        unless it `is_patient`.
-        """
-        self._write(plan, StreamWriter.prepare_keys, seconds, is_patient)
-
-    def write_key(self, plan: Plan, seconds: float | None, is_patient: bool = True) -> None:
-        """Write the key of a message that is stored, for one that is not must not replace an earlier one.
-
-        Raises as `prepare_key`.
-        """
-        self._write(plan, lambda writer: writer.write_keys([plan]), seconds, is_patient)
-
-    def _write(
-        self, plan: Plan, write: Callable[[StreamWriter], None], seconds: float | None, is_patient: bool
-    ) -> None:
-        def try_once() -> None:
-            with self.turn(seconds) as connection:
-                connection.raises_if_blocked = not is_patient
-                if connection.must_not_wait:
-                    raise NothingSent
-                write(self.publisher_for(plan.priority, plan.came_early).writer)
-
-        until_there_is_a_leader(try_once, seconds)
 
     def submit(self, plan: Plan, answered: Answered, seconds: float) -> None:
         """Send a message and its record, and wait for no answer to them; waits for declarations, but not for longer.
 
-        So for the stream of its key, which `write_key` then writes. Raises `NothingSent` if it has to be declared first
-        where it is to go, and an alarm is on; and as `prepare_key`.
+        Raises `NothingSent` if it has to be declared first where it is to go, and an alarm is on.
         """
-        if plan.key:
-            self.prepare_key(plan, seconds, is_patient=False)
         with self.turn(seconds) as connection:
             connection.raises_if_blocked = True
             publisher = self.publisher_for(plan.priority, plan.came_early)

@@ -1,4 +1,4 @@
-"""Writes the streams beside a cascade: a record of each delayed message, its key, and later changes."""
+"""Writes the streams beside a cascade: a record of each delayed message, and later changes."""
 
 from __future__ import annotations
 
@@ -12,10 +12,9 @@ from amqp import Message
 from amqp.exceptions import AMQPError, InternalError, NotFound, ResourceError
 
 from .. import upstream
-from ..core import journal, streams
+from ..core import journal
 from ..core.errors import CascadeMissing, DelayError, NotRouted, StreamUnavailable, UnsupportedConfiguration
 from ..core.journal import Record
-from ..core.keys import last_of_key
 from ..core.options import Options
 from ..core.plan import Plan
 from ..core.topology import Cascade, Stream
@@ -149,16 +148,6 @@ class StreamWriter:
         # A broker without streams closes the connection at each attempt.
         self._paused[name] = time.monotonic() + (math.inf if isinstance(reason, UnsupportedConfiguration) else pause)
 
-    def prepare_keys(self) -> None:
-        """Create the stream of keys, once. Raises the same errors as `write`."""
-        if streams.keys(self.cascade) not in self._known:
-            self.write(streams.keys(self.cascade), [streams.marker()])
-
-    def write_keys(self, plans: Iterable[Plan]) -> None:
-        """Write the keys of some messages, which become the last of these keys. Raises the same errors as `write`."""
-        if last := [last_of_key(plan.key, plan.number) for plan in plans if plan.key is not None]:
-            self.write(streams.keys(self.cascade), last)
-
     def write(self, stream: Stream, bodies: Iterable[bytes]) -> None:
         """Store messages in a stream, which is created if it is missing: one round trip.
 
@@ -208,7 +197,7 @@ def until_there_is_a_leader(write: Callable[[], None], seconds: float | None = N
 
 def record_of(plan: Plan, message: Message) -> Record | None:
     """Return the record of a message as it is sent; None if it is too large, with a warning."""
-    record = Record(plan.due_ms, plan.number, plan.id, plan.key or "", *upstream.serialize(message))
+    record = Record(plan.due_ms, plan.number, plan.id, *upstream.serialize(message))
     if record.size > _LARGEST:
         logger.warning("The message %r is sent without being recorded: it is too large to record", plan.id)
         return None

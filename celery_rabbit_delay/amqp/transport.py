@@ -81,7 +81,7 @@ class Channel(pyamqp.Channel):  # type: ignore[misc]
     ) -> Any:
         asked = headers_.own(msg.headers) if msg.headers else msg.headers
         if not headers_.is_delayed(asked):
-            return publish(_without_waiting(msg, asked), exchange, routing_key, *args, **kwargs)
+            return publish(_with_headers(msg, asked), exchange, routing_key, *args, **kwargs)
         connection = self.connection
         if connection is None:  # what py-amqp raises for a message without a delay
             raise RecoverableConnectionError("basic_publish: connection closed")
@@ -90,7 +90,7 @@ class Channel(pyamqp.Channel):  # type: ignore[misc]
         if headers is not asked:
             tell_of_naive_eta(asked, headers, options.naive_timezone)
         if delay <= 0:
-            return publish(_without_waiting(msg, headers), exchange, routing_key, *args, **kwargs)
+            return publish(_with_headers(msg, headers), exchange, routing_key, *args, **kwargs)
         planned = plan.of_new(msg, headers, exchange, routing_key, delay, now, options, connection.declarations)
         return self._delay(planned, kwargs.get("confirm_timeout") or kwargs.get("timeout"))
 
@@ -301,10 +301,9 @@ class SSLTransport(pyamqp.SSLTransport, Transport):  # type: ignore[misc]
     pass
 
 
-def _without_waiting(message: Any, headers: headers_.Headers | None) -> Any:
-    """Return what to publish of an `amqp.Message` that has these headers and does not wait; itself if it fits."""
-    sent = headers_.with_owner(headers) if headers else headers
-    return message if sent is message.headers else with_headers(message, sent or {})
+def _with_headers(message: Any, headers: headers_.Headers | None) -> Any:
+    """Return what to publish of an `amqp.Message` that has these headers; itself if it has them."""
+    return message if headers is message.headers else with_headers(message, headers or {})
 
 
 def _void_elsewhere(client: Any, planned: Plan) -> None:

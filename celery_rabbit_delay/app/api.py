@@ -130,9 +130,10 @@ def reschedule(
     The task keeps its id, body, priority and headers. `eta` is a datetime or an ISO 8601 string; a naive one is
     interpreted in the app's time zone. If this is interrupted, the task may run at both times; it is never lost.
 
-    Raises `NotWaiting` if the journal has no task with this id, `TooLate` if it is due within 2 s, `InvalidDelay`,
-    `InvalidDestination` if it is not for one of the app's queues, unless `any_queue`, `NotPermitted`, and the errors of
-    publishing a delayed task; `UnsupportedConfiguration` without `install`.
+    Raises `NotWaiting` if the journal has no task with this id, `TooLate` if it is due within 2 s,
+    `DifferentMessages` if several with it wait, `InvalidDelay`, `InvalidDestination` if it is not for one of the app's
+    queues, unless `any_queue`, `NotPermitted`, and the errors of publishing a delayed task; `UnsupportedConfiguration`
+    without `install`.
     """
     text = _text_of(id)
     with _connected(app) as connection:

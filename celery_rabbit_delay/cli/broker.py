@@ -177,7 +177,7 @@ def teardown(target: Target, delete_messages: bool, with_beat: bool, management_
         done = "is deleted" if with_beat else "stays, --beat deletes it"
         click.echo(escape(f"the queue {name!r} with the last runs and written entries of beat {done}"))
     if deleted.dropped:
-        click.echo(f"{counted(deleted.dropped, 'messages')} gone: cancelled, moved, replaced, or due meanwhile")
+        click.echo(f"{counted(deleted.dropped, 'messages')} gone: cancelled, moved, or due meanwhile")
     if deleted.keeps_streams:
         click.echo("streams stay, for there is another cascade of this prefix")
     if not deleted.amount and not deleted.kept:

@@ -46,9 +46,8 @@ _FILTERS = ("task", "only_queue", "until", "search")
 _HEADINGS = f"{'DUE':<24}  {'QUEUE':<20}  TASK\n  {'ID':<36}  ARGUMENTS"
 
 #: What JSON says became of a message.
-_STATES = {Fate.WAITS: "waiting", Fate.CANCELLED: "cancelled", Fate.REPLACED: "replaced"}
+_STATES = {Fate.WAITS: "waiting", Fate.CANCELLED: "cancelled"}
 
-_REPLACED = "replaced by a later one of its key"
 _NOT_KNOWN = "is not in the journal: what still waits of it runs"
 _STAYS = "stays cancelled by a stamp"
 _NOT_RECORDED = "is not in the journal: if a task with this id waits, it does not run"
@@ -160,7 +159,7 @@ def _lines_about(known: About) -> Iterator[str]:
         yield from (f"id         {known.id}", f"state      {f'{cancelled}, and ' if known.cancelled else ''}{state}")
     for waiting, fate, how in known.messages:
         left = span(max(0, milliseconds(waiting.due) - milliseconds(datetime.now(timezone.utc))))
-        states = {Fate.CANCELLED: f"{cancelled} {how}".strip(), Fate.REPLACED: _REPLACED, Fate.WAITS: "waits"}
+        states = {Fate.CANCELLED: f"{cancelled} {how}".strip(), Fate.WAITS: "waits"}
         things = {
             "id": waiting.id,
             "state": states[fate],
@@ -170,7 +169,6 @@ def _lines_about(known: About) -> Iterator[str]:
             "queue": waiting.queue,
             "sent to": f"exchange {waiting.exchange!r}, routing key {waiting.routing_key!r}",
             "retries": waiting.retries,
-            "key": waiting.key,
             "expires": waiting.expires,
             "parent": waiting.parent,
             "root": waiting.root if waiting.root != waiting.id else None,
@@ -230,7 +228,7 @@ def _tell_of_ids(
             was = _STATES[fate] if fate else "unknown"
             click.echo(json.dumps({**(_as_data(shown) if shown else {"id": one.id}), "was": was}))
             continue
-        answers = {Fate.WAITS: "waited", Fate.CANCELLED: "was already cancelled", Fate.REPLACED: f"was {_REPLACED}"}
+        answers = {Fate.WAITS: "waited", Fate.CANCELLED: "was already cancelled"}
         was = answers[fate] if fate else _NOT_RECORDED
         due = f", due {format_time(shown.due)} for {shown.queue}" if shown else ""
         click.echo(escape(f"{one.id} {was}{due}"))
@@ -252,7 +250,7 @@ def restore(target: Target, /, ids: tuple[str, ...]) -> None:
         known = _known(connection, ids, target.names(any_queue=True))
     stay = [one.id for one in known if any(found.fate is Fate.CANCELLED for found in one.messages)]
     for one in known:
-        waits = next((_REPLACED if found.fate is Fate.REPLACED else "waits" for found in one.messages), _NOT_KNOWN)
+        waits = "waits" if one.messages else _NOT_KNOWN
         click.echo(escape(f"{one.id} {_STAYS if one.id in stay else waits}"))
     click.echo(counted(len(ids), "ids restored"))
     if stay:

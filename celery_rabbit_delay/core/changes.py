@@ -27,8 +27,7 @@ _MAX_IDS = 10_000
 #: Bytes of a message, and of an id in it.
 MAX_BYTES, _MAX_ID = 2_000_000, 255
 
-#: Of each kind of ids, and of void copies, at least so many are known, the last ones, and at most twice as many. Of
-#: messages with keys, at least half.
+#: Of each kind of ids, and of void copies, at least so many are known, the last ones, and at most twice as many.
 KEPT = 500_000
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)

@@ -5,12 +5,7 @@ PERMISSIONS = "https://github.com/celery-rabbit-delay/celery-rabbit-delay/blob/m
 
 
 class DelayError(Exception):
-    """Base of all errors of this package. If one is raised, nothing was sent, with two exceptions.
-
-    `BatchFailed` names the messages that may not have been sent. A message with an `x-delay-key` may have been stored
-    although `CascadeConflict`, `CascadeMissing`, `NotPermitted` or `StreamUnavailable` is raised, because its key is
-    published afterwards. Then either it or the previous message is delivered, until another one with this key is sent.
-    """
+    """Base of all errors of this package. If one is raised, nothing was sent, but `BatchFailed` names what may be."""
 
 
 class InvalidOption(DelayError, ValueError):
@@ -67,6 +62,10 @@ class NotWaiting(DelayError, LookupError):
 
 class TooLate(DelayError):
     """The message is due within 2 s, too soon to be moved."""
+
+
+class DifferentMessages(DelayError):
+    """Waiting messages with the same id differ in more than their due times, so that no move can make them one."""
 
 
 class MessageRefused(DelayError, ValueError):

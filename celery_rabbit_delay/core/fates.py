@@ -1,4 +1,4 @@
-"""What became of the messages that were recorded: the streams of records, changes and keys, added up. Pure."""
+"""What became of the messages that were recorded: the streams of records and changes, added up. Pure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import Any
 
 from .changes import Changes
 from .journal import Record, unpack_records
-from .keys import Keys
 from .sent import Sent
 
 
@@ -18,7 +17,6 @@ class Fate(Enum):
     WAITS = "waits"  # or, once it has arrived, is to be delivered
     CANCELLED = "cancelled"
     MOVED = "moved"
-    REPLACED = "replaced"
 
 
 class Fates:
@@ -26,12 +24,11 @@ class Fates:
 
     def __init__(self, clock: Callable[[], float], before: Sent | None = None) -> None:
         """`clock` returns seconds since 1970. With `before`, cancellations from that moment on do not count."""
-        self.changes, self.keys = Changes(clock, before), Keys(clock)
+        self.changes = Changes(clock, before)
 
     def apply(self, message: bytes) -> list[Record]:
         """Apply a message of any of the streams; return the records in it. Raises `Unreadable`."""
         self.changes.apply(message)
-        self.keys.apply(message)
         return unpack_records(message)
 
     def of(self, record: Record, now: int, headers: Callable[[Record], Mapping[str, Any]]) -> Fate | None:
@@ -41,16 +38,12 @@ class Fates:
         """
         if record.due <= now:
             return None
-        return fate(self.changes, self.keys, record.number, record.id, lambda: headers(record))
+        return fate(self.changes, record.number, record.id, lambda: headers(record))
 
 
-def fate(
-    changes: Changes, keys: Keys | None, number: int | None, id_: str, headers: Callable[[], Mapping[str, Any]]
-) -> Fate:
+def fate(changes: Changes, number: int | None, id_: str, headers: Callable[[], Mapping[str, Any]]) -> Fate:
     """Return what became of a message, by its number, if it has one, its id, and its headers."""
     if changes.voids(number):
         return Fate.MOVED
-    if keys is not None and number is not None and keys.replaces(number):
-        return Fate.REPLACED
     may_be = changes.stamps or changes.cancelled_at(id_)  # else headers, which take time
     return Fate.CANCELLED if may_be and changes.cancels(id_, headers()) else Fate.WAITS

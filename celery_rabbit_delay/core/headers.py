@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 
 from .destination import check_key
 from .due import microseconds_until, parse_eta, parse_x_delay
-from .errors import InvalidDelay, InvalidDestination
-from .routing_key import MAX_LENGTH, SENTINEL, is_reserved
+from .errors import InvalidDestination
+from .routing_key import SENTINEL, is_reserved
 from .sent import Sent
 
 #: The package's header: {"prefix": str, "exchange": str, "due": int}, and optionally "deaths": dict, "n": int,
@@ -24,14 +24,7 @@ HEADER = "x-celery-rabbit-delay"
 
 X_DELAY = "x-delay"
 
-#: A text. Of all waiting messages with the same key, only the one that was sent last is delivered.
-X_DELAY_KEY = "x-delay-key"
-
-#: The number of a delivered message with a key, by which a retry is recognized: it does not count as a new message.
-X_DELAY_NUMBER = "x-delay-number"
-
-#: In a delivered task with one of the headers above or below, the task that they belong to: its "id", its "key", and
-#: the number of "retries" that its next try has. A task may pass its headers on to others.
+#: In a delivered task with the header below, the task that it belongs to: its "id". A task may pass its headers on.
 X_DELAY_OF = "x-delay-of"
 
 #: When a message was sent: a cancellation counts for what was sent before it. Retries and moved copies keep it.
@@ -48,7 +41,7 @@ DEATHS = {
     "x-death",
     *(f"x-{which}-death-{what}" for which in ("first", "last") for what in ("exchange", "queue", "reason")),
 }
-_NOT_WRAPPED = {X_DELAY, X_DELAY_NUMBER, X_DELIVERY_TIME, *DEATHS}
+_NOT_WRAPPED = {X_DELAY, X_DELIVERY_TIME, *DEATHS}
 _MICROSECOND, _MILLISECOND = timedelta(microseconds=1), timedelta(milliseconds=1)
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 
@@ -62,7 +55,7 @@ class State(NamedTuple):
     deaths: Headers  # x-death headers from before it was sent
     routing_key: str | None = None  # that it was sent with, if it returns to one queue
     cc: Sequence[str] = ()  # the same
-    number: int | None = None  # identifies a copy of the message, if it is in the journal or has a key
+    number: int | None = None  # identifies a copy of the message, if it is in the journal
 
 
 class Delivery(NamedTuple):
@@ -104,49 +97,13 @@ def with_time_sent(headers: Headers, sent: Sent) -> Headers:
 
 
 def own(headers: Headers) -> Headers:
-    """Return the headers of a message to publish, without those of this package that belong to another message.
-
-    The number and the key of a message are also those of its retries. A task that it is replaced by has its id as well,
-    but is no retry. A key that is not that of the other message was chosen for this one.
-    """
-    if X_DELAY_OF not in headers and X_DELAY_NUMBER not in headers:
+    """Return the headers of a message to publish, without those of this package that belong to another message."""
+    if X_DELAY_OF not in headers:
         return headers
     of = headers.get(X_DELAY_OF)
-    of = of if isinstance(of, Mapping) else {}
-    stale = set()
-    if of.get("id") != headers.get("id"):
-        stale |= {X_DELAY_OF, X_DELAY_SENT}
-    if stale or _count(of.get("retries")) > _count(headers.get("retries")):
-        stale |= {X_DELAY_NUMBER} if X_DELAY_SENT in headers else {X_DELAY_NUMBER, X_DELAY_OF}
-        if of.get("key", headers.get(X_DELAY_KEY)) == headers.get(X_DELAY_KEY):
-            stale |= {X_DELAY_KEY}
-    return {name: value for name, value in headers.items() if name not in stale} if stale else headers
-
-
-def with_owner(headers: Headers) -> Headers:
-    """Return the headers of a message that is sent without waiting; a task with a key says whose key it is."""
-    if headers.get(X_DELAY_KEY) is None or "id" not in headers:
+    if isinstance(of, Mapping) and of.get("id") == headers.get("id"):
         return headers
-    return {**headers, X_DELAY_OF: owner(headers)}
-
-
-def owner(headers: Headers) -> dict[str, Any]:
-    """Return the value of the header `X_DELAY_OF` of a delivered task."""
-    return {"id": headers["id"], "key": headers.get(X_DELAY_KEY), "retries": _count(headers.get("retries")) + 1}
-
-
-def _count(value: object) -> int:
-    return value if isinstance(value, int) else 0
-
-
-def delay_key(headers: Headers) -> str | None:
-    """Return the `x-delay-key` in headers, if there is one. Raises `InvalidDelay`."""
-    key = headers.get(X_DELAY_KEY)
-    if key is None:
-        return None
-    if not isinstance(key, str) or not key or not key.isprintable() or len(key.encode()) > MAX_LENGTH:
-        raise InvalidDelay(f"the header x-delay-key={key!r}: use a printable text of 1 to {MAX_LENGTH} bytes")
-    return key
+    return {name: value for name, value in headers.items() if name not in (X_DELAY_OF, X_DELAY_SENT)}
 
 
 def message_id(properties: Headers, headers: Headers) -> str:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from .streams import reading
 
 _RECORD = b"r"
-_HEAD = struct.Struct(">QQHHII")  # due, number, length of id, of key, of properties, of body
+_HEAD = struct.Struct(">QQHII")  # due, number, length of id, of properties, of body
 
 
 class Record(NamedTuple):
@@ -18,7 +18,6 @@ class Record(NamedTuple):
     due: int  # milliseconds since 1970
     number: int
     id: str  # Celery's task id, or another message's correlation id or message id
-    key: str  # of x-delay-key, or ""
     properties: bytes  # of the message in the cascade, as AMQP writes them
     body: bytes
 
@@ -30,16 +29,15 @@ class Record(NamedTuple):
     @property
     def size(self) -> int:
         """The approximate size in bytes."""
-        return _HEAD.size + len(self.id) + len(self.key) + len(self.properties) + len(self.body)
+        return _HEAD.size + len(self.id) + len(self.properties) + len(self.body)
 
 
 def pack_records(records: Iterable[Record]) -> bytes:
     """Return a message for a journal."""
     parts = [_RECORD]
-    for due, number, id_, key, properties, body in records:
-        name, key_ = id_.encode(errors="replace")[:1024], key.encode()
-        parts += [_HEAD.pack(due, number, len(name), len(key_), len(properties), len(body)), name, key_]
-        parts += [properties, body]
+    for due, number, id_, properties, body in records:
+        name = id_.encode(errors="replace")[:1024]
+        parts += [_HEAD.pack(due, number, len(name), len(properties), len(body)), name, properties, body]
     return b"".join(parts)
 
 
@@ -57,10 +55,8 @@ def unpack_records(message: bytes) -> list[Record]:
         for length in lengths:
             parts.append(message[at : at + length])
             at += length
-        id_, key, properties, body = parts
-        records.append(
-            Record(due, number, id_.decode(errors="replace"), key.decode(errors="replace"), properties, body)
-        )
+        id_, properties, body = parts
+        records.append(Record(due, number, id_.decode(errors="replace"), properties, body))
     if at > len(message):
         raise ValueError(f"it ends {at - len(message)} bytes too soon")
     return records

@@ -85,8 +85,8 @@ class Options:
     hand_on: bool = True
     #: Seconds: messages with at least this delay are recorded, so that they can be listed and moved; None records none.
     journal: float | None = 60
-    #: Keep the journal, cancellations and keys in streams. False does without all three, and creates no stream: so on
-    #: Amazon MQ, whatever is set, because a stream there loses data.
+    #: Keep the journal and cancellations in streams. False does without both, and creates no stream: so on Amazon MQ,
+    #: whatever is set, because a stream there loses data.
     streams: bool = True
     #: Let RabbitMQ 4.4 hold each message until it is due, without levels. Tried on a branch of it, not on the release.
     delivery_time: bool = False
@@ -191,8 +191,7 @@ class Options:
         if not self.streams:
             raise UnsupportedConfiguration(
                 "this needs streams, and streams=False does without them, as the package always does on Amazon MQ, "
-                "where a stream loses data: tasks that wait cannot be listed, found, cancelled or moved, and an "
-                "x-delay-key has no meaning"
+                "where a stream loses data: tasks that wait cannot be listed, found, cancelled or moved"
             )
 
     @cached_property
@@ -201,7 +200,7 @@ class Options:
         if not self.streams:
             return []
         journals = [] if self.journal is None else streams.journals(self.cascade, self.max_delay)
-        return [streams.changes(self.cascade), streams.keys(self.cascade), *journals]
+        return [streams.changes(self.cascade), *journals]
 
     @cached_property
     def high_cascade(self) -> Cascade:

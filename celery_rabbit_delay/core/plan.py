@@ -11,16 +11,13 @@ from typing import Any, NamedTuple
 
 from . import changes, streams
 from .destination import Declarations, Destination
-from .errors import InvalidDelay, InvalidDestination, UnsupportedConfiguration
+from .errors import InvalidDelay, InvalidDestination
 from .headers import (
     HEADER,
-    X_DELAY_KEY,
-    X_DELAY_NUMBER,
     Delivery,
     Headers,
     State,
     cc_keys,
-    delay_key,
     message_id,
     microseconds,
     own,
@@ -28,7 +25,6 @@ from .headers import (
     wrap,
     wrap_for_return,
 )
-from .keys import check_keyed_delay
 from .options import Options
 from .sent import Sent
 from .text import duration
@@ -47,9 +43,8 @@ class Plan(NamedTuple):
     due: int  # in nanoseconds, by the clock of `Now.monotonic`
     delay: int  # the original one, in microseconds
     id: str = ""  # Celery's task id, or another message's correlation id or message id
-    number: int = 0  # identifies this copy of the message, if it is recorded or has a key
+    number: int = 0  # identifies this copy of the message, if it is recorded
     stream: Stream | None = None  # for its record; None: it is not recorded
-    key: str | None = None  # the `x-delay-key` whose last message it becomes
     #: Whether it came before its delivery time: so it does not wait for that once more, but in levels.
     came_early: bool = False
 
@@ -60,13 +55,8 @@ class Plan(NamedTuple):
 
     @property
     def void(self) -> bytes | None:
-        """What makes the copy void in the stream of changes, if it has a record that no other copy has.
-
-        Not for a message with a key: it may be stored, or is a retry, which has the number of the message before.
-        """
-        if self.stream is None or X_DELAY_KEY in self.headers:
-            return None
-        return changes.void(self.number, self.due_ms)
+        """What makes the copy void in the stream of changes, if it has a record."""
+        return None if self.stream is None else changes.void(self.number, self.due_ms)
 
     @property
     def priority(self) -> int | None:
@@ -94,7 +84,7 @@ def of_new(
 ) -> Plan:
     """Plan a message that is published to an exchange with its `own` headers and a delay in microseconds.
 
-    Raises `InvalidDelay`, `InvalidDestination`; `UnsupportedConfiguration` for a key without streams.
+    Raises `InvalidDelay`, `InvalidDestination`.
     """
     _check_delay(delay, options)
     if message.properties.get("priority") is not None:
@@ -102,14 +92,12 @@ def of_new(
     id_ = message_id(message.properties, headers)
     if id_:  # others cannot be cancelled
         headers = with_time_sent(headers, Sent(microseconds(now.utc), now.clock))
-    key, number = _key_and_number(headers, delay, options) if X_DELAY_KEY in headers else (None, None)
     stream = _journal(delay, headers, options)
-    if number is None and (stream or key):
-        number = streams.new_number()
+    number = streams.new_number() if stream else None
     due = now.utc + timedelta(microseconds=delay)
     wrapped = wrap(headers, options.cascade.root, exchange, routing_key, due, number)
     destination = _destination(exchange, wrapped, options, declarations)
-    return Plan(message, wrapped, destination, now.monotonic + delay * 1000, delay, id_, number or 0, stream, key)
+    return Plan(message, wrapped, destination, now.monotonic + delay * 1000, delay, id_, number or 0, stream)
 
 
 def of_received(
@@ -123,13 +111,11 @@ def of_received(
 ) -> Plan:
     """Plan the return of a message, which was received before it is due, to its queue. Raises as `of_new`.
 
-    A task with a key is not recorded: with a number, tasks that this package has sent could replace it. Nor is one that
-    came out of the cascade `early`: it has a record, with its number.
+    One that came out of the cascade `early` is not recorded: it has a record, with its number.
     """
     delay = (due - now.utc) // timedelta(microseconds=1)
     _check_delay(delay, options)
-    is_known = early is not None or X_DELAY_KEY in received.headers
-    stream = None if is_known else _journal(delay, received.headers, options)
+    stream = None if early is not None else _journal(delay, received.headers, options)
     number = early.number if early else streams.new_number() if stream else None
     received = received._replace(headers=dict(own(received.headers)))
     wrapped = wrap_for_return(received, options.cascade.root, destination.queues[0], due, number)
@@ -152,8 +138,7 @@ def of_orphan(
     Raises as `of_new`.
     """
     _check_delay(delay, options)
-    headers = {name: value for name, value in message.headers.items() if name != X_DELAY_NUMBER}
-    root = options.cascade.root
+    headers, root = message.headers, options.cascade.root
     if state.routing_key is None:
         wrapped = wrap(headers, root, exchange, routing_key, state.due, state.number)
     else:
@@ -179,23 +164,6 @@ def _journal(delay: int, headers: Headers, options: Options) -> Stream | None:
     if options.ticks(delay) < options.ticks(limit):
         return None
     return streams.journal_for(options.cascade, delay / 1_000_000)
-
-
-def _key_and_number(headers: Headers, delay: int, options: Options) -> tuple[str | None, int | None]:
-    """Return the `x-delay-key` whose last message this one becomes, or the number that it keeps as a retry."""
-    key, number = delay_key(headers), headers.get(X_DELAY_NUMBER)
-    if key is None:
-        return None, None
-    if isinstance(number, int):
-        return None, number
-    try:
-        options.require_streams()
-        check_keyed_delay(delay)
-    except (InvalidDelay, UnsupportedConfiguration):
-        if headers.get("retries"):
-            return None, None  # an error inside the task would lose the retry
-        raise
-    return key, None
 
 
 def _check_delay(delay: int, options: Options) -> None:

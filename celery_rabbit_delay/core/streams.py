@@ -2,13 +2,11 @@
 
     {streams_root}.journal.600    a copy of each delayed message whose delay is at most 600 s, and so on up to `max`
     {streams_root}.changes        what was cancelled, restored and moved, and paused queues
-    {streams_root}.keys           for each `x-delay-key`, the message that was sent last
 
 A stream keeps its messages for a limited time (https://www.rabbitmq.com/docs/streams#retention). Messages with delays
 of different lengths go to different streams, so that none is kept much longer than it waits.
 
-What the messages contain is in the modules `journal`, `changes` and `keys`. The first byte of a message tells
-its kind.
+What the messages contain is in the modules `journal` and `changes`. The first byte of a message tells its kind.
 """
 
 from __future__ import annotations
@@ -47,9 +45,6 @@ _HORIZONS = (
 )
 
 _SECONDS = [seconds for seconds, *_ in _HORIZONS[:-1]]
-
-#: The longest delay, in seconds, of a message with a key.
-MAX_KEYED_DELAY = _DAY
 
 #: The size of the number in the package's header that identifies a copy of a message.
 NUMBER_BITS = 53
@@ -116,14 +111,9 @@ def changes(cascade: Cascade) -> Stream:
     return _stream(cascade, "changes", longest + VOID_KEPT, 2_000_000)
 
 
-def keys(cascade: Cascade) -> Stream:
-    """Return the stream of the last messages of each key."""
-    return _stream(cascade, "keys", 2 * MAX_KEYED_DELAY, 2_000_000)
-
-
 def all_streams(cascade: Cascade) -> list[Stream]:
     """Return all streams that may stand beside a cascade."""
-    return [changes(cascade), keys(cascade), *journals(cascade)]
+    return [changes(cascade), *journals(cascade)]
 
 
 def levels_for_a_year(tick: timedelta) -> int:

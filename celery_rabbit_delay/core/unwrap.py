@@ -13,8 +13,6 @@ from .destination import SHORT_LIVED, encode, read
 from .headers import (
     DEATHS,
     HEADER,
-    X_DELAY_KEY,
-    X_DELAY_NUMBER,
     X_DELAY_OF,
     X_DELAY_SENT,
     X_DELIVERY_TIME,
@@ -22,7 +20,6 @@ from .headers import (
     Headers,
     State,
     items_of,
-    owner,
     read_state,
 )
 from .routing_key import SENTINEL, is_reserved
@@ -62,10 +59,8 @@ def unwrap(delivery: Delivery, state: State | None = None) -> Delivery:
     if "task" not in headers:  # only tasks are retried
         unwrapped.pop(X_DELAY_SENT, None)
     unwrapped |= _x_death_history(headers, state, ours)
-    if X_DELAY_KEY in headers and state.number is not None:
-        unwrapped[X_DELAY_NUMBER] = state.number
-    if "id" in headers and (X_DELAY_NUMBER in unwrapped or X_DELAY_SENT in headers):
-        unwrapped[X_DELAY_OF] = owner(headers)
+    if "id" in headers and X_DELAY_SENT in headers:
+        unwrapped[X_DELAY_OF] = {"id": headers["id"]}
     return Delivery(state.exchange if from_exit else exchange, original if has_delay_key else routing_key, unwrapped)
 
 

@@ -66,7 +66,7 @@ class Deleted(NamedTuple):
     amount: int  # of exchanges and queues
     kept: list[str]  # outboxes
     keeps_streams: bool  # because there are other cascades of the prefix
-    dropped: int  # messages that were cancelled, moved or replaced, or became due meanwhile
+    dropped: int  # messages that were cancelled or moved, or became due meanwhile
 
 
 def setup(
@@ -139,7 +139,7 @@ def teardown(
     Streams stay if other cascades of the prefix exist.
 
     Raises `NotEmpty` and deletes nothing if messages wait or are orphans, unless `delete_messages`; those that were
-    cancelled, moved or replaced are dropped, and do not count. The management API is asked twice for that, some seconds
+    cancelled or moved are dropped, and do not count. The management API is asked twice for that, some seconds
     apart. Without it, outboxes that may hold messages are kept. Raises `NotPermitted`. After an interruption, call it
     again.
     """
@@ -174,7 +174,7 @@ def _drop_cancelled(
     their queues, where they count.
     """
     cascade = connection.transport.delay_options.cascade
-    told = [streams.changes(cascade).name, streams.keys(cascade).name]
+    told = [streams.changes(cascade).name]
     before = status(connection, destinations)
     is_told = any(stream.queue in told for stream in before.streams)
     if not is_told or not before.waiting:

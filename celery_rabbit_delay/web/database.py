@@ -14,8 +14,8 @@ from ..core.errors import DelayError
 from ..core.fates import Fate
 
 #: The state of a message. The index has none that was moved.
-WAITING, CANCELLED, REPLACED = 0, 1, 2
-STATES: Mapping[Fate | None, int] = {Fate.WAITS: WAITING, Fate.CANCELLED: CANCELLED, Fate.REPLACED: REPLACED}
+WAITING, CANCELLED = 0, 1
+STATES: Mapping[Fate | None, int] = {Fate.WAITS: WAITING, Fate.CANCELLED: CANCELLED}
 
 VERSION = 5
 

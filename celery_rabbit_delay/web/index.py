@@ -57,7 +57,7 @@ _INSERT = """INSERT OR IGNORE INTO message
 _JUDGED = "number, due, id, sent, marks"
 
 #: The endings of the names of streams that are read from their beginning at each start.
-_READ_ANEW = (".changes", ".keys")
+_READ_ANEW = (".changes",)
 
 #: The position of `retries` in a row.
 _RETRIES = 7
@@ -175,7 +175,6 @@ class Index:
                 places[entry.stream] = Place.of(entry)
                 with suppress(Unreadable):
                     told += said.changes.apply(entry.body)
-                    said.keys.apply(entry.body)
                     rows += self._rows(self._fates.apply(entry.body), queues, entry)
             # The retry of a message with a key keeps its number, and that message may not be pruned yet.
             again = [(row[0], row[1]) for row in rows if row[_RETRIES]]
@@ -235,7 +234,7 @@ class Index:
             clean(record.id),
             self._name(shown.task or ""),
             self._name(shown.queue),
-            clean(record.key) or None,
+            None,
             shown.retries,
             clean(sent) if isinstance(sent, str) else None,
             json.dumps(marks, default=str) if marks else None,
@@ -260,7 +259,6 @@ class Index:
         db = self._db
         db.executemany("DELETE FROM message WHERE number = ?", [(number,) for number in self._void if number < NUMBERS])
         told = [("id = ?", [clean(id_)]) for id_ in dict.fromkeys(ids)]
-        told += [("key = ?", [clean(key)]) for key in said.keys.last]
         told += [("marks IS NOT NULL", [])] if said.changes.stamps else []
         for condition, values in told:
             for row, *message in db.execute(f"SELECT row, {_JUDGED} FROM message WHERE {condition}", values).fetchall():
@@ -270,4 +268,4 @@ class Index:
     def _state(self, number: int, due: int, id_: str, sent: str | None, marks: str | None) -> int | None:
         """Return the state of a message; None if it is moved or due."""
         headers = {X_DELAY_SENT: sent, **json.loads(marks or "{}")}
-        return STATES.get(self._fates.of(Record(due, number, id_, "", b"", b""), self._now, lambda record: headers))
+        return STATES.get(self._fates.of(Record(due, number, id_, b"", b""), self._now, lambda record: headers))

@@ -340,17 +340,6 @@ def test_nothing_is_lost_when_the_broker_is_killed(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_a_key_of_ours_that_somebody_else_sets_drops_no_task(make_shop: MakeShop) -> None:
-    shop, others = make_shop(QUICK | {"journal": 0}), make_shop(None)
-    shop.worker()
-    shop.send("note", "ours", headers={"x-delay-key": "k"}, countdown=20)
-    others.send("note", "theirs", headers={"x-delay-key": "k"}, countdown=20)
-    wait_until(lambda: waiting(shop.vhost) == 2, "both wait in RabbitMQ")
-    shop.wait_for(1, "ours")
-    shop.wait_for(1, "theirs")
-
-
-@pytest.mark.long
 def test_where_no_record_can_be_written_it_warns_once_and_hands_on(make_shop: MakeShop) -> None:
     shop, others = make_shop(), make_shop(None)
     shop.send("note", "first", countdown=6)

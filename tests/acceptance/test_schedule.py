@@ -1,4 +1,4 @@
-"""Tasks that wait are moved and replaced, with real workers."""
+"""Tasks that wait are seen and moved, with real workers."""
 
 from __future__ import annotations
 
@@ -70,15 +70,3 @@ def test_the_command_with_an_app_moves_a_task(make_shop: MakeShop) -> None:
     assert [one.id for one in celery_rabbit_delay.scheduled(shop.app)] == [first, second]
     *_, last = celery_rabbit_delay.scheduled(shop.app)
     assert timedelta(0) <= last.due - eta < timedelta(seconds=1)
-
-
-def test_only_the_last_task_of_a_key_runs_and_its_retries_do(make_shop: MakeShop) -> None:
-    shop = make_shop({**QUICK, "max_delay": 600})
-    key = {"x-delay-key": "report-42"}
-    for name, countdown in (("first", 12), ("second", 14), ("third", 13)):
-        shop.send("stubborn", 2, 0.5, name, countdown=countdown, headers=key)
-    shop.send("note", "end", countdown=18)
-    shop.worker()
-    shop.wait_for(1, "end")
-    shop.wait_for(3, "third")
-    assert [run["name"] for run in shop.runs() if run["name"] != "end"] == ["third"] * 3

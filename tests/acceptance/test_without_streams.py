@@ -52,7 +52,6 @@ def test_an_app_that_does_without_streams_creates_none_and_what_needs_one_says_s
         lambda: celery_rabbit_delay.find(shop.app, waiting),
         lambda: celery_rabbit_delay.cancel(shop.app, waiting),
         lambda: celery_rabbit_delay.reschedule(shop.app, waiting, countdown=1),
-        lambda: shop.send("note", "keyed", countdown=0.5, headers={"x-delay-key": "k"}),
     ]
     for need in needs:
         with pytest.raises(UnsupportedConfiguration, match="streams=False"):

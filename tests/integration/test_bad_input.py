@@ -37,17 +37,6 @@ ODD: list[dict[str, Any]] = [
 ]
 
 
-FORGERIES: list[dict[str, Any]] = [
-    *({"x-delay-key": ["a"]}, {"CC": ["x" * 300]}, {"CC": 5}, {"BCC": [5]}, {"CC": []}, {"eta": 5, "task": "t"})
-]
-
-#: The same, but as if they waited.
-FORGED: list[dict[str, Any]] = [
-    {HEADER: {"prefix": CASCADE.root, "exchange": "", "due": 10**15, "n": 5}, "CC": ["q", "@.+q"], **more}
-    for more in FORGERIES
-]
-
-
 def put(vhost: Vhost, queue: str) -> None:
     with vhost.plain() as connection:
         channel = connection.default_channel

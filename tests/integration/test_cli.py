@@ -95,7 +95,9 @@ def test_plan_is_content_with_what_publishers_and_workers_create(vhost: Vhost) -
             for more in ((), management(vhost)):
                 found = run(vhost.url("amqp"), command, *more)
                 assert found.code == 0, found.out
-        assert f"missing    queue    {CASCADE.streams_root}.keys: it is created when it is needed\n" in found.out
+        assert (
+            f"missing    queue    {CASCADE.streams_root}.journal.3600: it is created when it is needed\n" in found.out
+        )
         vhost.delete_queue(CASCADE.orphans)
         assert run(vhost.url("amqp"), "plan").code == 3
 

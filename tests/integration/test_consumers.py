@@ -5,6 +5,7 @@ from __future__ import annotations
 import kombu
 import pytest
 
+from celery_rabbit_delay.amqp import schedule as schedule_
 from celery_rabbit_delay.app.consumers import DelayedConsumer
 from tests.kit.broker import Vhost, take
 from tests.kit.wait import wait_until
@@ -69,13 +70,13 @@ def test_what_comes_behind_a_message_with_which_a_consumer_fails_is_not_lost(vho
 
 def test_a_connection_of_a_pool_drops_what_must_not_be_delivered(vhost: Vhost) -> None:
     vhost.declare("q")
-    pool = vhost.connection().Pool(limit=1)
+    pool = vhost.connection(journal=0).Pool(limit=1)
     try:
         with pool.acquire() as connection:
             producer = connection.Producer()
-            for name, delay in (("first", 3000), ("second", 1000)):
-                producer.publish(name, routing_key="q", headers={"x-delay": delay, "x-delay-key": "k"})
-            producer.publish("end", routing_key="q", headers={"x-delay": 4000})
+            for name, delay in (("first", 3000), ("second", 1000), ("end", 4000)):
+                producer.publish(name, routing_key="q", headers={"x-delay": delay}, correlation_id=name)
+            schedule_.cancel(connection, ["first"])
             assert [message.payload for message in take(connection, "q", 2)] == ["second", "end"]
     finally:
         pool.force_close_all()

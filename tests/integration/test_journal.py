@@ -8,11 +8,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from celery_rabbit_delay import CascadeMissing, InvalidDelay, batch, scheduled
+from celery_rabbit_delay import CascadeMissing, batch, scheduled
 from celery_rabbit_delay.amqp import declare
+from celery_rabbit_delay.amqp import schedule as schedule_
 from celery_rabbit_delay.amqp.follower import Follower
 from celery_rabbit_delay.core import journal, streams
-from celery_rabbit_delay.core.headers import X_DELAY_NUMBER
 from tests.kit.broker import Vhost, publish, records, take
 from tests.kit.frames import routing_keys
 from tests.kit.wait import wait_until
@@ -22,7 +22,6 @@ from .conftest import MakeApp
 pytestmark = pytest.mark.shared_vhost
 
 JOURNAL = "celery-rabbit-delay.v3.journal.600"
-KEYS = "celery-rabbit-delay.v3.keys"
 
 
 @pytest.mark.own_vhost
@@ -131,8 +130,8 @@ def test_a_passive_publisher_sends_without_a_record_and_warns_once(
     with vhost.connection(journal=0, declare="passive") as connection, caplog.at_level(logging.WARNING):
         for _ in range(3):
             publish(connection, 0.1)
-        with pytest.raises(CascadeMissing, match=r"\.keys'.*run `celery -A APP delay setup`"):
-            publish(connection, 0.1, headers={"x-delay-key": "k"})
+        with pytest.raises(CascadeMissing, match=r"\.changes'.*run `celery -A APP delay setup`"):
+            schedule_.cancel(connection, ["a"])
     assert len(vhost.take("q", 4)) == 4
     [warning] = [record.getMessage() for record in caplog.records]
     assert "run `celery -A APP delay setup`" in warning
@@ -172,23 +171,6 @@ def test_only_a_stream_without_messages_is_waited_for_and_not_by_each_new_connec
         wait_until(lambda: vhost.count(JOURNAL), "RabbitMQ has counted the first record, which takes up to 5 s")
     assert len(records(vhost)) == 3
     assert pauses == [1e-3]
-
-
-@pytest.mark.own_vhost
-def test_a_key_that_cannot_be_kept_is_an_error_but_a_retry_may_wait_for_more_than_a_day(vhost: Vhost) -> None:
-    vhost.declare("q")
-    with vhost.connection(max_delay=200_000) as connection:
-        for key, delay, says in (
-            (5, 1, "x-delay-key=5: use a printable text"),
-            ("", 1, "use a printable text"),
-            ("k" * 256, 1, "1 to 255 bytes"),
-            ("k", 86_401, "may wait for a day at most"),
-        ):
-            with pytest.raises(InvalidDelay, match=says):
-                publish(connection, delay, headers={"x-delay-key": key})
-        assert KEYS not in vhost.names("queues")
-        for first in ({}, {X_DELAY_NUMBER: 7}):
-            publish(connection, 86_401, headers={"x-delay-key": "k", "retries": 1, **first})
 
 
 def test_each_task_of_a_minute_is_recorded_although_a_moment_of_it_has_passed(vhost: Vhost, make_app: MakeApp) -> None:

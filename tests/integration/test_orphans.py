@@ -164,17 +164,16 @@ def test_orphans_tell_why_they_would_not_be_replayed_and_stay_as_they_are(vhost:
     assert vhost.count("gone") == 0
 
 
-def test_a_replayed_orphan_that_waits_keeps_its_record_and_its_key(vhost: Vhost) -> None:
+def test_a_replayed_orphan_that_waits_keeps_its_record(vhost: Vhost) -> None:
     vhost.declare("q")
     with vhost.connection(journal=0, **BY_ONE_LEVEL) as connection:
-        headers = {"x-delay-key": "k", "id": "first"}
-        led_into_nothing(vhost, connection, 17.56, 1, **headers)
+        led_into_nothing(vhost, connection, 17.56, 1, id="first")
         [before] = list(schedule_.scheduled(connection))
         assert [refused for _, refused in operate.replay(connection, 10, Allowed(None))] == [None]
         [after] = list(schedule_.scheduled(connection))
         assert after == before
         [message] = take(connection, "q", 1)
-        assert (message.headers["id"], message.headers["x-delay-key"]) == ("first", "k")
+        assert message.headers["id"] == "first"
 
 
 @pytest.mark.leaves_orphans

@@ -94,7 +94,7 @@ def test_tasks_are_listed_the_soonest_first_with_all_that_tells_them_apart(vhost
 
 def test_listing_leaves_what_waits_alone(vhost: Vhost) -> None:
     vhost.declare("q")
-    reader = vhost.user("^$", r"\.ingest$", r"\.(changes|keys|journal\..*)$")  # of no level
+    reader = vhost.user("^$", r"\.ingest$", r"\.(changes|journal\..*)$")  # of no level
     with vhost.connection(**RECORDED) as connection, vhost.connection(reader) as reading:
         publish(connection, 15)
         for _ in range(3):
@@ -111,13 +111,11 @@ def test_a_task_for_an_exchange_is_listed_with_the_queue_that_the_app_knows(vhos
     assert (waiting.queue, waiting.exchange, waiting.routing_key) == ("mail", "shop", "new")
 
 
-def test_what_ran_was_cancelled_or_was_replaced_is_not_listed(vhost: Vhost, make_app: MakeApp) -> None:
+def test_what_ran_or_was_cancelled_is_not_listed(vhost: Vhost, make_app: MakeApp) -> None:
     app = make_app(options=RECORDED)
     vhost.declare("celery")
     app.send_task("t", countdown=0.1)
     stays, by_id, by_stamp = (app.send_task("t", countdown=60) for _ in range(3))
-    key = {"x-delay-key": "report"}
-    replaced, last = (app.send_task("t", countdown=60, headers=key) for _ in range(2))
     stamps = {"stamped_headers": ["customer"], "stamps": {"customer": ["7"]}}
     by_stamp = app.send_task("t", countdown=60, headers=stamps)
     vhost.take("celery", 1)
@@ -125,18 +123,16 @@ def test_what_ran_was_cancelled_or_was_replaced_is_not_listed(vhost: Vhost, make
     app.control.revoke_by_stamped_headers({"customer": "7"})
     found = {waiting.id for waiting in celery_rabbit_delay.scheduled(app)}
     assert stays.id in found
-    assert last.id in found
-    assert not {by_id.id, by_stamp.id, replaced.id} & found
-    assert len(found) == 3
+    assert not {by_id.id, by_stamp.id} & found
+    assert len(found) == 2
     # Each is known, with what became of it.
-    shown = run(vhost.url("amqp"), "show", stays.id, by_id.id, by_stamp.id, replaced.id, last.id)
+    shown = run(vhost.url("amqp"), "show", stays.id, by_id.id, by_stamp.id)
     assert shown.code == 0
     states = [line[11:] for line in shown.out.splitlines() if line.startswith("state")]
-    assert [re.sub(r" \d{4}-.*?Z", "", state).strip() for state in states] == [
-        *("waits", "cancelled", "cancelled by a stamp", "replaced by a later one of its key", "waits")
-    ]
-    again = run(vhost.url("amqp"), "cancel", replaced.id, replaced.id)
-    assert f"{replaced.id} was replaced by a later one of its key, due" in again.out
+    told = [re.sub(r" \d{4}-.*?Z", "", state).strip() for state in states]
+    assert told == ["waits", "cancelled", "cancelled by a stamp"]
+    again = run(vhost.url("amqp"), "cancel", by_id.id, by_id.id)
+    assert f"{by_id.id} was already cancelled, due" in again.out
     assert again.out.endswith("\n1 id cancelled\n")
 
 
@@ -222,8 +218,7 @@ def test_the_command_lists_and_cancels_without_an_app(vhost: Vhost) -> None:
 #: What this package never writes, for each stream.
 FORGED: dict[str, list[bytes]] = {
     "@.changes": [b"u123", b"c{", b"v1"],
-    "@.keys": [b"k1"],
-    "@.journal.600": [b"r1234567812", journal.pack_records([Record(2**63, 5, "far", "", b"\xff" * 9, b"")])],
+    "@.journal.600": [b"r1234567812", journal.pack_records([Record(2**63, 5, "far", b"\xff" * 9, b"")])],
 }
 
 
@@ -241,14 +236,14 @@ def test_what_somebody_made_up_is_reported_and_hides_nothing_else(vhost: Vhost) 
     reports: list[str] = []
     with vhost.connection(**RECORDED) as connection:
         schedule_.cancel(connection, ["another"])
-        publish(connection, 60, correlation_id="first", headers={"x-delay-key": "k"})
+        publish(connection, 60, correlation_id="first")
         forge(connection)
         publish(connection, 90, correlation_id="second")
         shown = list(schedule_.scheduled(connection, report=reports.append))
         assert [one.id for one in shown] == ["first", "second"]
         assert [one.id for one in schedule_.scheduled(connection, limit=1)] == ["first"]
-        streams = [re.search(r"\.(changes|keys|journal.600)'", report) for report in reports]
-        assert [found and found[1] for found in streams] == ["changes"] * 3 + ["keys", "journal.600", None]
+        streams = [re.search(r"\.(changes|journal.600)'", report) for report in reports]
+        assert [found and found[1] for found in streams] == ["changes"] * 3 + ["journal.600", None]
         reschedule_.reschedule(connection, "second", datetime.now(timezone.utc) + timedelta(seconds=30))
     for command in (["list"], ["cancel", "--yes", "--task", "t"]):
         result = run(vhost.url("amqp"), *command)
@@ -267,7 +262,7 @@ def test_a_made_up_record_leads_no_command_to_another_queue(vhost: Vhost) -> Non
             keys = {"CC": ["q", "@.+q"]}
             keys.setdefault(name, []).append("secret")
             properties, body = upstream.serialize(Message("forged", application_headers={HEADER: ours, **keys}))
-            forged = Record(due, streams.new_number(), name, "", properties, body)
+            forged = Record(due, streams.new_number(), name, properties, body)
             stream = streams.journal_for(vhost.cascade, 60)
             connection.connection.sender.write(stream, [journal.pack_records([forged])])
             refused = run(vhost.url("amqp"), "--queue", "q", "run-now", name)
@@ -281,7 +276,7 @@ def test_a_made_up_record_leads_no_command_to_another_queue(vhost: Vhost) -> Non
 def test_what_somebody_made_up_stops_no_consumer(vhost: Vhost, caplog: pytest.LogCaptureFixture) -> None:
     vhost.declare("q")
     with vhost.connection(**RECORDED) as connection, vhost.connection() as consuming:
-        publish(connection, 0.1, headers={"x-delay-key": "k"})
+        publish(connection, 0.1)
         forge(connection)
         came: list[str] = []
         with consuming.Consumer([Queue("q")], callbacks=[lambda body, message: came.append(body)], no_ack=True):
@@ -291,12 +286,12 @@ def test_what_somebody_made_up_stops_no_consumer(vhost: Vhost, caplog: pytest.Lo
             for number in numbers:  # a header that is not ours
                 header = {HEADER: {"prefix": "x", "exchange": "", "due": 1, "n": number}, "CC": ["q"]}
                 connection.Producer().publish("odd", routing_key="q", headers=header)
-            publish(connection, 0.1, headers={"x-delay-key": "k"})
+            publish(connection, 0.1)
             while len(came) < 5:
                 consuming.drain_events(timeout=60)
     assert came == ["x", "odd", "odd", "odd", "x"]
     skipped = [record for record in caplog.messages if "is skipped" in record]
-    assert len(skipped) >= len(FORGED["@.changes"] + FORGED["@.keys"])
+    assert len(skipped) >= len(FORGED["@.changes"])
 
 
 def test_a_cancel_is_one_round_trip(vhost: Vhost) -> None:
@@ -553,8 +548,8 @@ def test_the_commands_move_a_message(vhost: Vhost) -> None:
 def test_a_command_shows_all_that_is_known_of_a_task(vhost: Vhost) -> None:
     vhost.declare("q", exchange="orders", kind="topic")
     with vhost.connection(**RECORDED) as connection:
-        headers = {"task": "shop.ask", "id": "a", "retries": 2, "argsrepr": "(42,)", "kwargsrepr": "{'b': 1}"}
-        headers |= {"x-delay": 110_000, "x-delay-key": "cart-7"}
+        headers: dict[str, Any] = {"task": "shop.ask", "id": "a", "retries": 2, "x-delay": 110_000}
+        headers |= {"argsrepr": "(42,)", "kwargsrepr": "{'b': 1}"}
         connection.Producer().publish((), exchange="orders", routing_key="q", headers=headers)
         publish(connection, 100, correlation_id="message")
     url = vhost.url("amqp")
@@ -569,7 +564,6 @@ def test_a_command_shows_all_that_is_known_of_a_task(vhost: Vhost) -> None:
         "queue": "q",
         "sent": "to    exchange 'orders', routing key 'q'",
         "retries": "2",
-        "key": "cart-7",
     }
     with vhost.connection() as connection:
         schedule_.cancel(connection, ["a", "due"])
@@ -676,7 +670,7 @@ def test_the_commands_move_several_messages(vhost: Vhost) -> None:
         assert run(url, "run-now", *wrong).code == 2
 
 
-STREAMS = {f"celery-rabbit-delay.v3.{name}" for name in ("changes", "keys", "journal.600")}
+STREAMS = {f"celery-rabbit-delay.v3.{name}" for name in ("changes", "journal.600")}
 
 
 @pytest.mark.own_vhost
@@ -691,7 +685,7 @@ def test_setup_creates_the_streams_for_passive_publishers_and_teardown_deletes_t
         lead(connection, "q")
     with vhost.connection(**RECORDED, declare="passive") as connection:
         publish(connection, 60, correlation_id="a")
-        publish(connection, 60, correlation_id="b", headers={"x-delay-key": "k"})
+        publish(connection, 60, correlation_id="b")
         schedule_.cancel(connection, ["a"])
     assert ids(vhost) == ["b"]
     assert "celery-rabbit-delay.v3.changes" in run(url, "status", "--json").out

@@ -245,17 +245,6 @@ def test_both_copies_of_a_message_are_moved_as_one(vhost: Vhost, serve: Serve) -
     assert vhost.count("q") == 0
 
 
-def test_a_task_replaced_by_a_later_one_of_its_key_is_not_shown(vhost: Vhost, serve: Serve) -> None:
-    vhost.declare("q")
-    with vhost.connection(**RECORDED) as connection:
-        publish(connection, 60, "id-first", headers={"x-delay-key": "report"})
-        site = serve()
-        shows(site, "id-first")
-        publish(connection, 70, "id-second", headers={"x-delay-key": "report"})
-        shows(site, "id-second", "report")
-        lacks(site, "id-first")
-
-
 def test_the_index_begins_anew_when_somebody_deletes_a_stream(vhost: Vhost, serve: Serve) -> None:
     vhost.declare("q")
     with vhost.connection(**RECORDED) as connection:
@@ -278,13 +267,13 @@ def test_hostile_messages_are_shown_as_text_and_stop_nothing(vhost: Vhost, make_
     )  # fmt: skip
     site = serve(options=QUEUES)
     with vhost.connection(**RECORDED) as connection:
-        write_changes(connection, [b"", b"s[", b"u123", b"v1", b"r123", b"k", b"zz", b"c{"])
+        write_changes(connection, [b"", b"s[", b"u123", b"v1", b"r123", b"zz", b"c{"])
         stream = streams.journal_for(CASCADE, 90)
         due = int(datetime.now(timezone.utc).timestamp() * 1000) + 60_000
         made_up = [
-            journal.Record(due, 7, "no properties", "", b"", b"x"),
-            journal.Record(due, 8, "broken properties", "", b"\xff" * 20, b"x"),
-            journal.Record(2**64 - 1, 9, "never", "", b"", b"x"),
+            journal.Record(due, 7, "no properties", b"", b"x"),
+            journal.Record(due, 8, "broken properties", b"\xff" * 20, b"x"),
+            journal.Record(2**64 - 1, 9, "never", b"", b"x"),
         ]
         packed = [journal.pack_records([one]) for one in made_up]
         for hostile_body in [*packed, packed[0][:30], b"r"]:

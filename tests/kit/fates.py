@@ -10,7 +10,6 @@ from celery_rabbit_delay import upstream
 from celery_rabbit_delay.core import changes, headers
 from celery_rabbit_delay.core.fates import Fate
 from celery_rabbit_delay.core.journal import Record
-from celery_rabbit_delay.core.keys import last_of_key
 from celery_rabbit_delay.core.sent import Sent
 
 NOW = 1_800_000_000_000
@@ -19,15 +18,13 @@ SENT = Sent(NOW * 1000, "here")
 UUID = "7e2b6a4c-5d4e-4e0b-8d4b-0c1f6ed7f2a1"
 
 
-def record(number: int, due: int = NOW + MINUTE, id_: str = "", key: str = "", **more: Any) -> Record:
+def record(number: int, due: int = NOW + MINUTE, id_: str = "", **more: Any) -> Record:
     """Return the record of a message that goes to the queue `q`, with more headers."""
     queue = more.pop("queue", "q")
     of_task = {"task": "shop.t", "id": id_ or f"id-{number}", "argsrepr": "()", "kwargsrepr": "{}", **more}
-    if key:
-        of_task[headers.X_DELAY_KEY] = key
     wrapped = headers.wrap(of_task, "root.", "", queue, headers.moment(due), number)
     properties, body = upstream.serialize(Message(b"x", application_headers=wrapped))
-    return Record(due, number, id_ or f"id-{number}", key, properties, body)
+    return Record(due, number, id_ or f"id-{number}", properties, body)
 
 
 class Case(NamedTuple):
@@ -45,7 +42,7 @@ def _sent(number: int, after: int, clock: str = "here") -> Record:
     return record(number, id_="again", **more)
 
 
-W, C, M, R = Fate.WAITS, Fate.CANCELLED, Fate.MOVED, Fate.REPLACED
+W, C, M = Fate.WAITS, Fate.CANCELLED, Fate.MOVED
 _EARLIER = Sent(SENT.at - 1000, "here")
 _STAMPED = [
     record(1, stamps={"batch": ["red", "blue"]}),
@@ -58,12 +55,7 @@ _STAMPED = [
 _TWO, _IDS = [record(1), record(2, id_=UUID)], [*changes.cancelled([UUID, "id-1"], SENT)]
 _BACK = [*changes.restored(["id-1", UUID], _EARLIER)]  # by a clock that is behind
 _COPIES = [record(number, id_="a") for number in (1, 2, 3, 4)]
-_KEYED = [record(number, key="k") for number in (1, 2, 3)]
 _SENT = [_sent(1, 0), _sent(2, 1), _sent(3, 1, "elsewhere"), _sent(4, 6_000_000, "elsewhere")]
-
-
-def _last(*numbers: int, key: str = "k") -> list[bytes]:
-    return [last_of_key(key, number) for number in numbers]
 
 
 def _moved(*copies: int) -> list[bytes]:
@@ -99,12 +91,4 @@ CASES: dict[str, Case] = {
     "restored": Case(_TWO, [*_IDS, *_BACK], {1: W, 2: W}),
     "cancelled again after it was restored": Case(_TWO, [*_IDS, *_BACK, *_IDS], {1: C, 2: C}),
     "restored before it was cancelled": Case(_TWO, [*_BACK, *_IDS], {1: C, 2: C}),
-    "replaced by a later one with its key": Case(_KEYED, _last(1, 2, 3), {1: R, 2: R, 3: W}),
-    "of another key": Case([record(1, key="k"), record(2, key="l")], _last(1) + _last(2, key="l"), {1: W, 2: W}),
-    "nothing was said of its key yet": Case(_KEYED, _last(1, 3), {1: R, 2: W, 3: W}),
-    "published again after an error": Case(_KEYED[:2], _last(1, 2, 1), {1: W, 2: R}),
-    "published again and replaced again": Case(_KEYED[:2], _last(1, 2, 1, 2, 1, 2), {1: R, 2: W}),
-    "replaced and cancelled": Case(
-        _KEYED[:2], [*_last(1, 2), *changes.cancelled(["id-1", "id-2"], SENT)], {1: R, 2: C}
-    ),
 }

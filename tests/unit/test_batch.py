@@ -16,9 +16,9 @@ from celery_rabbit_delay.core.destination import Destination
 from celery_rabbit_delay.core.plan import Plan
 
 
-def pending(name: str, key: str | None = None) -> Plan:
+def pending(name: str) -> Plan:
     message = Message(name, correlation_id=name)
-    return Plan(message, {"CC": []}, Destination("", ("q",)), 0, 0, number=int(name), key=key)
+    return Plan(message, {"CC": []}, Destination("", ("q",)), 0, 0, number=int(name))
 
 
 class Sender:
@@ -57,12 +57,6 @@ class Sender:
     def publish(self, plan: Plan) -> None:
         self.done.append(f"{plan.message.body} alone")
 
-    def prepare_key(self, plan: Plan, seconds: float | None) -> None:
-        pass
-
-    def write_keys(self, plans: list[Plan]) -> None:
-        self.done += [f"{plan.key}: {plan.number}" for plan in plans]
-
 
 @pytest.fixture
 def sender() -> Any:
@@ -76,12 +70,6 @@ def batch_of(sender: Any, *plans: Plan, **options: Any) -> Batch:
     return batch
 
 
-def test_keys_are_written_once_all_messages_of_a_batch_are_stored(sender: Any) -> None:
-    batch = batch_of(sender, pending("1", "a"), pending("2"), pending("3", "a"))
-    batch.flush(sender)
-    assert (sender.done, batch.ids) == (["1", "2", "3", "a: 1", "a: 3"], [])
-
-
 @pytest.mark.parametrize("most", [1, 5])
 def test_an_answer_that_an_interrupt_has_swallowed_is_not_waited_for(sender: Any, most: int) -> None:
     batch = batch_of(sender, pending("1"), max_size=most)
@@ -92,11 +80,11 @@ def test_an_answer_that_an_interrupt_has_swallowed_is_not_waited_for(sender: Any
     assert not batch.ids
 
 
-def test_a_message_that_was_refused_at_first_does_not_replace_a_later_one_of_its_key(sender: Any) -> None:
+def test_a_message_that_was_refused_at_first_is_sent_alone(sender: Any) -> None:
     sender.refuses = {"1": NotRouted("a level is gone")}
-    batch = batch_of(sender, pending("1", "a"), pending("2", "a"), pending("3", "b"))
+    batch = batch_of(sender, pending("1"), pending("2"), pending("3"))
     batch.flush(sender)
-    assert sender.done == ["2", "3", "b: 3", "1 alone", "2 alone"]
+    assert sender.done == ["2", "3", "1 alone"]
     assert batch.ids == []
 
 

@@ -263,7 +263,6 @@ WAITS = Scheduled(
     "{'customer': '" + 50 * "x" + "'}",
     "",
     "mail",
-    None,
     0,
     1,
 )

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from celery_rabbit_delay import InvalidDelay, InvalidDestination
 from celery_rabbit_delay.core import headers as headers_
 from celery_rabbit_delay.core.destination import Destination
-from celery_rabbit_delay.core.headers import HEADER, X_DELAY_KEY, X_DELAY_NUMBER, X_DELAY_OF, X_DELAY_SENT, Delivery
+from celery_rabbit_delay.core.headers import HEADER, X_DELAY_OF, X_DELAY_SENT, Delivery
 from celery_rabbit_delay.core.sent import Sent
 from celery_rabbit_delay.core.unwrap import resent, unwrap, without_native_delay
 
@@ -293,14 +293,6 @@ def test_what_a_users_own_dead_lettering_added_after_the_delay_stays() -> None:
     }
 
 
-@pytest.mark.parametrize("key", ["", 5, "a\nb", "x" * 256, b"a"])
-def test_a_delay_key_is_printable_text_and_any_other_an_error_that_says_what_to_use(key: Any) -> None:
-    assert headers_.delay_key({}) is None
-    assert headers_.delay_key({"x-delay-key": "report-42"}) == "report-42"
-    with pytest.raises(InvalidDelay, match="use a printable text of 1 to 255 bytes"):
-        headers_.delay_key({"x-delay-key": key})
-
-
 def test_a_message_is_known_by_celerys_id_or_its_own() -> None:
     assert headers_.message_id({"correlation_id": "2"}, {"id": "1"}) == "1"
     assert headers_.message_id({"correlation_id": "2", "message_id": "3"}, {}) == "2"
@@ -323,7 +315,7 @@ def deaths(*queues: str) -> dict[str, Any]:
 EARLIER = {"x-death": [death("theirs")], "x-first-death-queue": "theirs"}
 
 
-@pytest.mark.parametrize("users", [{}, {"x-delay-key": "report"}, {"CC": ["copy"]}, EARLIER])
+@pytest.mark.parametrize("users", [{}, {"CC": ["copy"]}, EARLIER])
 @pytest.mark.parametrize("more", [{}, deaths("p.out.+q", "p.delay.1"), {"x-death": None}, {"x-death": []}])
 @pytest.mark.parametrize("straight", [False, True], ids=["through levels", "straight into its outbox"])
 def test_a_delayed_message_is_unwrapped_the_same_whichever_way_it_came(
@@ -336,8 +328,7 @@ def test_a_delayed_message_is_unwrapped_the_same_whichever_way_it_came(
     if straight:
         headers = headers_.addressed(wrapped, [destination.address]) | more
     arrived = Delivery("p.exit", "@.60s.+q" if straight else "@.^1", headers)
-    keyed = {headers_.X_DELAY_NUMBER: 3} if "x-delay-key" in users else {}
-    assert unwrap(arrived) == unwrap(arrived, headers_.read_state(headers)) == ("", "q", {"a": 1, **users, **keyed})
+    assert unwrap(arrived) == unwrap(arrived, headers_.read_state(headers)) == ("", "q", {"a": 1, **users})
 
 
 def test_a_task_says_when_it_was_sent_and_its_retries_say_the_same() -> None:
@@ -348,10 +339,10 @@ def test_a_task_says_when_it_was_sent_and_its_retries_say_the_same() -> None:
         assert headers_.with_time_sent(unchanged, later) == unchanged
 
 
-def delivered(id_: str = "parent", key: str | None = "cart-7", retries: int = 0) -> dict[str, Any]:
-    """Return the headers that a task has when it runs, after it has waited with a key and stamps."""
+def delivered(id_: str = "parent", retries: int = 0) -> dict[str, Any]:
+    """Return the headers that a task has when it runs, after it has waited with stamps."""
     sent = {"task": "t", "id": id_, "retries": retries, "stamps": {"customer": "7"}, X_DELAY_SENT: 5}
-    wrapped = headers_.wrap(sent | ({"x-delay-key": key} if key else {}), "p", "", "q", NOW, number=7)
+    wrapped = headers_.wrap(sent, "p", "", "q", NOW, number=7)
     return dict(unwrap(Delivery("p.exit", "@.^1", addressed(wrapped, DESTINATION))).headers)
 
 
@@ -364,60 +355,28 @@ def copied(**more: Any) -> dict[str, Any]:
 def test_headers_that_were_copied_from_another_task_do_not_count(retries: int) -> None:
     child = {"task": "t", "id": "child", "retries": retries}
     assert headers_.own(copied(id="child", retries=retries)) == child
-    assert headers_.own({**copied(id="child", retries=retries), "x-delay-key": "cart-8"}) == {
-        **child,
-        "x-delay-key": "cart-8",
-    }, "it is its own key"
-
-
-def test_a_retry_keeps_what_the_task_has_and_a_task_that_replaces_it_only_the_time_of_sending() -> None:
-    retry = copied(id="parent", retries=1)
+    retry = copied(id="parent", retries=retries)
     assert headers_.own(retry) is retry
-    assert {*retry} >= {X_DELAY_KEY, X_DELAY_NUMBER, X_DELAY_SENT}
-    replacing = headers_.own(copied(id="parent", retries=0))
-    assert {*replacing} & {X_DELAY_KEY, X_DELAY_NUMBER, X_DELAY_SENT} == {X_DELAY_SENT}
-    again = delivered(retries=1)
-    assert headers_.own(again | {"retries": 2}) == again | {"retries": 2}
-    assert X_DELAY_NUMBER not in headers_.own(again), "the same try again"
 
 
 @pytest.mark.parametrize(
     "headers",
-    [{}, {"a": 1}, {"x-delay-key": "k"}, {"task": "t", "id": "1", X_DELAY_SENT: 5}, {"x-delay-key": "k", "id": 3}],
+    [{}, {"a": 1}, {"task": "t", "id": "1", X_DELAY_SENT: 5}],
     ids=str,
 )
 def test_headers_with_nothing_of_another_message_stay_as_they_are(headers: dict[str, Any]) -> None:
     assert headers_.own(headers) is headers
 
 
-def test_a_task_with_a_key_that_does_not_wait_passes_the_key_to_none_but_its_retries() -> None:
-    sent = {"task": "t", "id": "parent", "retries": 0, X_DELAY_KEY: "cart-7"}
-    custom = {name: value for name, value in headers_.with_owner(sent).items() if name.startswith("x-")}
-    assert headers_.own({"task": "t", "id": "child", "retries": 0, **custom}).keys().isdisjoint(custom)
-    assert headers_.own({**sent, **custom}).keys().isdisjoint(custom), "a task that replaces it"
-    assert headers_.own({**sent, **custom, "retries": 1})[X_DELAY_KEY] == "cart-7"
-
-
-@pytest.mark.parametrize("headers", [{"task": "t", "id": "1"}, {X_DELAY_KEY: "k"}], ids=str)
-def test_what_is_no_task_or_has_no_key_goes_as_it_is_without_a_delay(headers: dict[str, Any]) -> None:
-    assert headers_.with_owner(headers) is headers
-
-
 @given(
     st.dictionaries(
-        st.sampled_from(["task", "id", "retries", X_DELAY_KEY, X_DELAY_NUMBER, X_DELAY_SENT, X_DELAY_OF]),
+        st.sampled_from(["task", "id", "retries", X_DELAY_SENT, X_DELAY_OF]),
         st.none() | st.integers() | st.text(max_size=3) | st.dictionaries(st.sampled_from(["id", "key"]), st.text()),
     )
 )
 def test_made_up_headers_of_the_package_stop_nobody(headers: dict[str, Any]) -> None:
     assert headers_.own(headers).items() <= headers.items()
     assert headers_.own(headers_.own(headers)).items() <= headers.items()
-
-
-def test_a_message_without_a_task_id_that_is_published_again_as_it_was_received_is_the_same_message() -> None:
-    received = {"x-delay-key": "k", X_DELAY_NUMBER: 7}
-    assert headers_.own(received) is received
-    assert headers_.own(received | {"task": "t", "id": "1"}) == {"task": "t", "id": "1"}
 
 
 NATIVE = "0." * 24 + "1.0.0.0."

@@ -1,27 +1,24 @@
 from __future__ import annotations
 
 import copy
-import itertools
 import json
 import time
 import uuid
 from contextlib import suppress
 from dataclasses import replace
-from datetime import datetime, timedelta, timezone
+from datetime import datetime, timezone
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from celery_rabbit_delay import DelayError, InvalidDelay, Options
+from celery_rabbit_delay import DelayError, Options
 from celery_rabbit_delay.core import changes, journal, routing_key, streams
-from celery_rabbit_delay.core import keys as keys_
 from celery_rabbit_delay.core import sent as sent_
 from celery_rabbit_delay.core.changes import Changes, Pause
 from celery_rabbit_delay.core.headers import X_DELAY_SENT
 from celery_rabbit_delay.core.journal import Record
-from celery_rabbit_delay.core.keys import Keys, check_keyed_delay, last_of_key
 from celery_rabbit_delay.core.sent import Sent
 from celery_rabbit_delay.core.streams import Unreadable
 from celery_rabbit_delay.core.topology import Topology
@@ -38,7 +35,6 @@ records = st.builds(
     numbers,
     numbers,
     st.text(max_size=50).filter(lambda t: t.isprintable()),
-    st.text(),
     st.binary(),
     st.binary(),
 )
@@ -90,13 +86,11 @@ def test_a_message_of_records_that_was_cut_is_an_error(wanted: list[Record], dat
         b'p["mail", "now"]',
         b'p["mail", NaN]',
         b"b" + b"0" * 16 + b"{",
-        b"k1",
-        b"k12345678\xff",
     ],
     ids=lambda forged: forged[:20].decode(errors="replace"),
 )
 def test_a_change_that_somebody_made_up_is_an_error_and_changes_nothing(forged: bytes) -> None:
-    read = Keys(time.monotonic) if forged.startswith(b"k") else Changes(time.time)
+    read = Changes(time.time)
     before = vars(copy.deepcopy(read))
     with pytest.raises(Unreadable, match="it is not what this package writes"):
         read.apply(forged)
@@ -104,10 +98,10 @@ def test_a_change_that_somebody_made_up_is_an_error_and_changes_nothing(forged: 
 
 
 @given(
-    st.sampled_from(b"rucsvpk"), st.binary() | st.recursive(st.text(), st.lists).map(lambda v: json.dumps(v).encode())
+    st.sampled_from(b"rucsvp"), st.binary() | st.recursive(st.text(), st.lists).map(lambda v: json.dumps(v).encode())
 )
 def test_nothing_in_a_stream_raises_another_error(kind: int, content: bytes) -> None:
-    for read in (Changes(time.time).apply, Keys(time.monotonic).apply, journal.unpack_records):
+    for read in (Changes(time.time).apply, journal.unpack_records):
         with suppress(Unreadable):
             read(bytes([kind]) + content)
 
@@ -141,7 +135,7 @@ def test_short_delays_need_few_streams() -> None:
 
 
 def test_a_streams_routing_key_matches_no_level_and_no_user_may_send_it() -> None:
-    for stream in (*streams.journals(CASCADE), streams.changes(CASCADE), streams.keys(CASCADE)):
+    for stream in (*streams.journals(CASCADE), streams.changes(CASCADE)):
         assert routing_key.is_reserved(stream.routing_key)
         assert not {word for level in CASCADE.levels for word in [level.word]} & set(stream.routing_key.split("."))
 
@@ -212,19 +206,13 @@ def test_of_many_cancelled_ids_the_last_ones_are_known(monkeypatch: pytest.Monke
     assert not any(map(known.cancels, [*invented(0, 790), *map(str, range(790))]))
 
 
-def test_of_many_void_copies_and_keys_the_last_ones_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (changes, keys_):
-        monkeypatch.setattr(module, "KEPT", 1000)
-    known, keys = Changes(time.time), Keys(time.monotonic)
+def test_of_many_void_copies_the_last_ones_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(changes, "KEPT", 1000)
+    known = Changes(time.time)
     for number in range(10_000):
         known.apply(changes.void(number, 2**45))
-        keys.apply(last_of_key(str(number), 2 * number))
-        keys.apply(last_of_key(str(number), 2 * number + 1))
     assert all(map(known.voids, range(9000, 10_000)))
     assert sum(map(known.voids, range(10_000))) <= 2000
-    assert all(keys.replaces(2 * number) for number in range(9700, 10_000))
-    assert len(keys.last) <= 1100
-    assert sum(map(keys.replaces, range(20_000))) <= 1100
 
 
 def test_a_stamp_cancels_what_has_one_of_its_values() -> None:
@@ -364,57 +352,13 @@ def test_a_void_copy_is_forgotten_after_a_time_and_not_before(due: list[int]) ->
     assert set(filter(known.voids, range(len(due)))) == kept
 
 
-def test_what_is_said_of_a_key_is_forgotten_after_a_time_but_not_while_a_message_may_wait() -> None:
-    hour = 0
-    keys = Keys(lambda: 3600.0 * hour)
-    numbers = itertools.count()
-    told = dict[str, int]()
-    when = dict[int, int]()  # number -> hour
-    replaced = dict[int, int]()
-    kept = 2 * streams.MAX_KEYED_DELAY // 3600
-    for hour in range(20 * kept):
-        for key, often in (("hourly", 1), (f"once {hour}", 1), ("again and again", kept - 1)):
-            if hour % often == 0:
-                if key in told:
-                    replaced[told[key]] = hour
-                told[key] = next(numbers)
-                when[told[key]] = hour
-                keys.apply(last_of_key(key, told[key]))
-        recent = {key: number for key, number in told.items() if when[number] > hour - kept}
-        assert recent.items() <= keys.last.items()
-        assert not any(map(keys.replaces, told.values()))  # none is ever lost
-        assert all(keys.replaces(number) for number, since in replaced.items() if since > hour - kept)
-        assert len(keys.last) <= 2 * kept + 3
-    assert not keys.replaces(min(replaced))
-
-
-def test_a_key_that_is_read_late_is_kept_as_long_as_one_that_was_just_said() -> None:
-    now = 0.0
-    keys = Keys(lambda: now)
-    now = 1.9 * 2 * streams.MAX_KEYED_DELAY
-    keys.apply(last_of_key("old", 1))
-    now += 2 * streams.MAX_KEYED_DELAY
-    keys.apply(last_of_key("new", 2))
-    assert dict(keys.last) == {"old": 1, "new": 2}
-    keys.apply(last_of_key("old", 3))
-    assert keys.last["old"] == 3
-    assert keys.replaces(1)
-
-
 def test_ages_are_whole_seconds_as_rabbitmq_wants_them() -> None:
-    for stream in (*streams.journals(CASCADE), streams.changes(CASCADE), streams.keys(CASCADE)):
+    for stream in (*streams.journals(CASCADE), streams.changes(CASCADE)):
         assert stream.queue.arguments["x-max-age"] == f"{stream.max_age}s"
-    assert streams.keys(CASCADE).max_age > timedelta(seconds=streams.MAX_KEYED_DELAY).total_seconds()
-
-
-def test_a_message_with_a_key_may_not_wait_longer_than_its_key_is_remembered() -> None:
-    check_keyed_delay(streams.MAX_KEYED_DELAY * 1_000_000)
-    with pytest.raises(InvalidDelay, match=r"x-delay-key may wait for a day at most, .*or leave the key out"):
-        check_keyed_delay(streams.MAX_KEYED_DELAY * 1_000_000 + 1)
 
 
 def test_a_record_knows_about_how_large_it_is() -> None:
-    record = Record(1, 2, "id", "key", b"properties", b"body")
+    record = Record(1, 2, "id", b"properties", b"body")
     message = journal.pack_records([record])
     assert record.size <= len(message) <= record.size + 20
 
@@ -425,13 +369,3 @@ def test_a_topology_may_have_streams_each_led_to_from_ingest() -> None:
     for stream in all_of_them:
         assert topology.queues[stream.name] == stream.queue
         assert CASCADE.stream_binding(stream) in topology.bindings
-
-
-def test_a_key_is_known_once_a_message_of_it_was_sent_also_from_before_the_last_days() -> None:
-    now = [0.0]
-    keys = Keys(lambda: now[0])
-    keys.apply(last_of_key("report-42", 1))
-    assert ("report-42" in keys, "report-43" in keys) == (True, False)
-    now[0] = 2.0 * streams.MAX_KEYED_DELAY
-    keys.apply(last_of_key("report-43", 2))
-    assert ("report-42" in keys, "report-43" in keys, "report-44" in keys) == (True, True, False)

@@ -8,7 +8,7 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
-from celery_rabbit_delay import InvalidOption, Options
+from celery_rabbit_delay import InvalidOption, Options, UnsupportedConfiguration
 from celery_rabbit_delay.core import streams
 from celery_rabbit_delay.core.levels import DEFAULT_OUTBOXES, MOST_COMBINED, Route
 from celery_rabbit_delay.core.options import options_of
@@ -240,3 +240,9 @@ def test_what_is_no_mapping_is_an_error_that_names_the_switch(value: Any) -> Non
     with pytest.raises(InvalidOption, match=r"use a mapping .* CELERY_RABBIT_DELAY=off in the environment switches"):
         Options.parse(value)
     assert Options.parse(None) == Options.parse({}) == Options()
+
+
+def test_what_needs_streams_says_so_where_there_are_none() -> None:
+    Options().require_streams()
+    with pytest.raises(UnsupportedConfiguration, match="streams=False does without them"):
+        Options(streams=False).require_streams()

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from celery_rabbit_delay import InvalidDelay, InvalidDestination, Options, UnsupportedConfiguration
+from celery_rabbit_delay import InvalidDelay, InvalidDestination, Options
 from celery_rabbit_delay.core import plan, streams
 from celery_rabbit_delay.core.changes import Changes
 from celery_rabbit_delay.core.destination import Declarations, Destination
-from celery_rabbit_delay.core.headers import HEADER, X_DELAY_NUMBER, Delivery, State, read_state
+from celery_rabbit_delay.core.headers import HEADER, Delivery, State, read_state
 from celery_rabbit_delay.core.plan import Now, Plan
 from celery_rabbit_delay.core.unwrap import unwrap
 
@@ -41,7 +41,7 @@ def test_a_new_message_is_due_by_both_clocks_and_goes_to_its_queue() -> None:
     assert state.due == NOW.utc + timedelta(seconds=60)
     assert planned.due_ms == 1893456060000
     assert planned.destination == Destination("", ("q",))
-    assert (planned.stream, planned.key, planned.priority) == (None, None, 3)
+    assert (planned.stream, planned.priority) == (None, 3)
     assert "n" not in planned.headers[HEADER]
 
 
@@ -97,60 +97,30 @@ def test_a_delay_in_milliseconds_is_recorded_from_the_tick_of_the_limit_on(limit
         assert new({"x-delay": 1}, rounded, options).stream is None
 
 
-def test_a_countdown_of_any_limit_is_within_it_when_a_moment_has_passed() -> None:
-    most = {"max_delay": 86_400}
-    new({"x-delay-key": "report"}, 86_400 * SECOND, options=most)
-    new({"x-delay-key": "report"}, 86_400 * SECOND - 1, options=most)
-
-
-def test_the_key_of_a_message_is_told_with_its_number_but_a_retry_keeps_the_number_it_has() -> None:
-    first = new({"x-delay-key": "report"})
-    assert first.key == "report"
-    assert isinstance(first.number, int)
-    retry = new({"x-delay-key": "report", X_DELAY_NUMBER: 5})
-    assert (retry.key, retry.number) == (None, 5)
-    assert new({"x-delay-key": None}).key is None
-
-
-def test_a_key_waits_for_a_day_at_most_and_a_retry_is_sent_without_it() -> None:
-    longer = streams.MAX_KEYED_DELAY * SECOND + 1
-    with pytest.raises(InvalidDelay, match="x-delay-key"):
-        new({"x-delay-key": "report"}, longer)
-    assert new({"x-delay-key": "report", "retries": 1}, longer).key is None
-
-
-def test_without_streams_nothing_is_recorded_and_a_key_is_an_error_before_anything_is_sent() -> None:
+def test_without_streams_nothing_is_recorded() -> None:
     without = {"streams": False, "journal": 0}
     assert new({"task": "t"}, options=without).stream is None
-    with pytest.raises(UnsupportedConfiguration, match="x-delay-key"):
-        new({"x-delay-key": "report"}, options=without)
-    assert new({"x-delay-key": "report", "retries": 1}, options=without).key is None, "a retry is not lost"
 
 
-def test_the_record_of_a_copy_that_is_not_stored_can_be_made_void_unless_others_share_its_number() -> None:
+def test_the_record_of_a_copy_that_is_not_stored_can_be_made_void() -> None:
     recorded = new({"task": "t"})
     known = Changes(lambda: 0.0)
     known.apply(recorded.void or b"")
     assert known.voids(recorded.number)
     assert new({"task": "t"}, SECOND).void is None, "it has no record"
-    assert new({"x-delay-key": "report"}).void is None
 
 
 RECEIVED = Delivery("orders", "new", {"task": "t", "id": "7", "CC": ["copy"]})
 
 
-@pytest.mark.parametrize(("headers", "recorded"), [({}, True), ({"x-delay-key": "report"}, False)])
-def test_a_received_message_returns_to_its_queue_alone_and_is_recorded_without_a_key(
-    headers: dict[str, Any], recorded: bool
-) -> None:
-    received = RECEIVED._replace(headers={**RECEIVED.headers, **headers})
+def test_a_received_message_returns_to_its_queue_alone_and_is_recorded() -> None:
     due, queue = NOW.utc + timedelta(seconds=60), Destination("", ("q",))
-    planned = plan.of_received(message(), received, queue, due, NOW, Options(journal=60))
+    planned = plan.of_received(message(), RECEIVED, queue, due, NOW, Options(journal=60))
     assert (planned.destination, planned.delay, planned.due) == (queue, MINUTE, NOW.monotonic + 60_000_000_000)
     assert planned.headers["CC"] == ["q"]
-    assert (planned.stream is not None) is recorded
+    assert planned.stream is not None
     assert unwrap(Delivery(f"{Options().cascade.root}.exit", "@.=+q", planned.headers)).routing_key == "@.=+q"
-    assert plan.of_received(message(), received, queue, due, NOW, Options(journal=None)).stream is None
+    assert plan.of_received(message(), RECEIVED, queue, due, NOW, Options(journal=None)).stream is None
 
 
 @pytest.mark.parametrize("number", [5, None])
@@ -169,11 +139,11 @@ def test_a_message_that_came_before_its_delivery_time_keeps_its_number_and_its_r
 def test_an_orphan_waits_once_more_with_its_number(returns: bool) -> None:
     due = NOW.utc + timedelta(seconds=60)
     state = State("root", "orders", due, {}, "new" if returns else None, ("copy",) if returns else (), 5)
-    orphan = message({"task": "t", X_DELAY_NUMBER: 5})
+    orphan = message({"task": "t"})
     exchange, key = ("", "q") if returns else ("orders", "new")
     planned = plan.of_orphan(orphan, exchange, key, state, MINUTE, NOW, Options(journal=0), Declarations())
     assert planned.destination == (Destination("", ("q",)) if returns else Destination("orders"))
-    assert (planned.number, planned.stream, planned.key) == (5, None, None)
+    assert (planned.number, planned.stream) == (5, None)
     found = read_state(planned.headers)
     assert found is not None
     assert (found.routing_key, list(found.cc), found.exchange) == (state.routing_key, list(state.cc), "orders")

@@ -23,7 +23,6 @@ from celery_rabbit_delay.amqp.stream_consumer import StreamMessage
 from celery_rabbit_delay.app import control
 from celery_rabbit_delay.core import changes
 from celery_rabbit_delay.core.headers import HEADER, X_DELAY_SENT
-from celery_rabbit_delay.core.keys import last_of_key
 from celery_rabbit_delay.core.options import OPTIONS, Options
 
 
@@ -55,24 +54,20 @@ def received(properties: Any = None, root: str = "p", number: int | None = None,
     return SimpleNamespace(headers={HEADER: ours, **headers}, properties=properties or {}, body=b"")
 
 
-def test_the_last_message_of_a_key_is_received_if_the_stream_cannot_be_read_again(
+def test_what_arrives_is_received_if_the_changes_cannot_be_read_and_one_warning_says_so(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    client = Client()
-    known = receiving.known_to[client].keys[Options().prefix]
-    known.apply(last_of_key("k", 1))  # read before the connection was lost
-    connection = connected(client)
+    connection = connected(Client())
 
     def catch_up(self: Any, stream: Any, *args: Any, **kwargs: Any) -> None:
         self.until[stream.name] = math.inf
-        if "keys" in stream.name:
-            raise StreamUnavailable("its node is down")
+        raise StreamUnavailable("its node is down")
 
     monkeypatch.setattr(receiving.Following, "catch_up", catch_up)
-    messages = [received(number=number, **{"x-delay-key": "k"}) for number in (2, 3)]
+    messages = [received(number=number) for number in (2, 3)]
     assert [receiving.is_dropped(connection, message) for message in messages] == [False, False]
     told = "may still be delivered, until the next attempt to read the changes succeeds: its node is down"
-    assert [f"Messages that were moved, cancelled or replaced {told}"] == caplog.messages
+    assert [f"Messages that were moved or cancelled {told}"] == caplog.messages
 
 
 def test_a_stream_that_could_not_be_read_is_tried_again_when_a_message_comes_later(
@@ -135,18 +130,18 @@ def test_what_is_lost_while_another_stream_cannot_be_read_is_read_again(
     bodies = iter([*changes.cancelled(["a", "b"], sent_now())])
 
     def catch_up(self: Any, stream: Any, *args: Any, **limits: Any) -> Iterator[StreamMessage]:
-        read.append(stream.name.rpartition(".")[2])
-        if read[-1] == "keys":
+        read.append(stream.name.partition(".")[0])
+        if read[-1] == "other":
             self.close()
             raise StreamUnavailable("it has no leader")
         followed.add(stream.name)
         yield from (StreamMessage(stream.name, 0, body) for body in bodies)
 
     monkeypatch.setattr(Follower, "catch_up", catch_up)
-    message = received(root=Options().cascade.root, number=1, **{"x-delay-key": "k"})
+    message = received(root=Options(prefix="other").cascade.root, number=1)
     for _ in range(2):
         assert not receiving.is_dropped(connection, message)
-    assert read == ["changes", "keys", "changes"]
+    assert read == [Options().prefix, "other", Options().prefix]
     assert known.changes.cancels("a")
 
 

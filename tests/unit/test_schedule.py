@@ -25,7 +25,7 @@ from celery_rabbit_delay.core.journal import Record
 from celery_rabbit_delay.core.streams import Unreadable
 
 DUE = datetime(2030, 1, 31, 12, tzinfo=timezone.utc)
-RECORD = Record(headers.milliseconds(DUE), 5, "my-id", "", b"", b"x")
+RECORD = Record(headers.milliseconds(DUE), 5, "my-id", b"", b"x")
 
 #: What a header may hold, as py-amqp reads it.
 values = st.recursive(
@@ -61,7 +61,6 @@ def test_what_a_record_says_is_shown() -> None:
         "{}",
         "orders",
         "q",
-        None,
         2,
         5,
         "of-all",
@@ -88,7 +87,7 @@ def test_retries_that_are_no_number_of_them_are_none(retries: Any) -> None:
 
 
 @given(
-    st.builds(Record, st.integers(0, (1 << 64) - 1), st.just(5), st.text(), st.text(), st.just(b""), st.just(b"x")),
+    st.builds(Record, st.integers(0, (1 << 64) - 1), st.just(5), st.text(), st.just(b""), st.just(b"x")),
     st.dictionaries(st.sampled_from(names), values),
 )
 def test_whatever_somebody_made_up_is_shown_or_is_unreadable(record: Record, forged: dict[str, Any]) -> None:

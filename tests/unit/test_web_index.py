@@ -18,7 +18,6 @@ from celery_rabbit_delay.amqp.destinations import QueueNames
 from celery_rabbit_delay.amqp.stream_consumer import StreamMessage
 from celery_rabbit_delay.core import changes, journal
 from celery_rabbit_delay.core.journal import Record
-from celery_rabbit_delay.core.keys import last_of_key
 from celery_rabbit_delay.web import database, search
 from celery_rabbit_delay.web import index as index_
 from celery_rabbit_delay.web.database import CANCELLED, IndexDamaged, IndexUnusable, connect, reading
@@ -97,20 +96,6 @@ def test_the_index_has_what_became_of_a_message(
     db = connect(streams.path)
     assert dict(db.execute("SELECT number, state FROM message")) == wanted
     db.close()
-
-
-@given(st.permutations(["first", "second", "third", "key 1", "key 2", "key 3"]))
-def test_only_the_last_message_of_a_key_waits_in_any_order_of_reading(order: list[str]) -> None:
-    import tempfile
-
-    bodies: dict[str, Any] = {"first": record(1, key="k"), "second": record(2, key="k"), "third": record(3, key="k")}
-    keys = iter([last_of_key("k", number) for number in (1, 2, 3)])  # in their own order
-    with tempfile.TemporaryDirectory() as directory:
-        streams = Streams(Path(directory, "index"))
-        for name in order:
-            streams.tell(next(keys) if name.startswith("key") else bodies[name])
-        assert streams.found() == ["id-3"]
-        streams.index.close()
 
 
 def test_search_finds_ids_names_and_parts_of_arguments(streams: Streams) -> None:
@@ -282,9 +267,9 @@ def test_no_message_stops_the_index(tails: list[bytes]) -> None:
     with tempfile.TemporaryDirectory() as directory:
         streams = Streams(Path(directory, "index"))
         for tail in tails:
-            for kind in (b"", b"r", b"u", b"c", b"s", b"v", b"k"):
+            for kind in (b"", b"r", b"u", b"c", b"s", b"v"):
                 streams.tell(kind + tail)
-            streams.tell(Record(NOW + 1, 5, "id", "key", tail, tail))
+            streams.tell(Record(NOW + 1, 5, "id", tail, tail))
         streams.tell(record(6))
         assert "id-6" in streams.found()
         streams.index.close()
@@ -294,13 +279,6 @@ def test_no_message_stops_the_index(tails: list[bytes]) -> None:
 def test_a_number_of_retries_that_somebody_made_up_counts_as_none(streams: Streams, retries: Any) -> None:
     streams.tell(record(1, retries=retries), record(2, retries=3))
     assert [row.retries for row in streams.ask(search.find, [1, 2])] == [0, 3]
-
-
-def test_the_retry_of_a_message_with_a_key_keeps_its_number_and_is_found(streams: Streams) -> None:
-    streams.tell(record(1, NOW + 10, "first", "k"))
-    streams.tell(record(1, NOW + MINUTE, "again", retries=1), now=NOW + 20)
-    assert streams.found(NOW + 20) == ["again"]
-    assert streams.found(NOW + 20, text="ag") == ["again"]
 
 
 def test_a_name_is_not_taken_for_another_after_an_error(streams: Streams, monkeypatch: pytest.MonkeyPatch) -> None:

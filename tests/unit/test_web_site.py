@@ -71,7 +71,7 @@ def store(index: Index, *numbers: int, **more: Any) -> None:
         }
         wrapped = headers.wrap(of_task, "root.", "", "q", headers.moment(due), number)
         properties, body = upstream.serialize(Message(b"x", application_headers=wrapped))
-        records.append(Record(due, number, f"my-id-{number}", "", properties, body))
+        records.append(Record(due, number, f"my-id-{number}", properties, body))
     index.apply([StreamMessage("s", 0, journal.pack_records(records))], QueueNames(), moment)
 
 
@@ -212,9 +212,7 @@ def test_a_record_that_somebody_made_up_is_said_to_be_one(
     client: Any, cc: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     properties, body = upstream.serialize(Message(b"x", application_headers={"CC": cc}))
-    monkeypatch.setattr(
-        Operations, "record", lambda self, row: Record(row.due, row.number, row.id, "", properties, body)
-    )
+    monkeypatch.setattr(Operations, "record", lambda self, row: Record(row.due, row.number, row.id, properties, body))
     answer = client.get("/task/5")
     assert answer.status_code == 200
     assert "it is not what this package writes" in text(answer)
@@ -404,7 +402,6 @@ ABOUT = Scheduled(
     None,
     "",
     "mail",
-    "k",
     2,
     5,
 )
