@@ -22,9 +22,10 @@ from celery_rabbit_delay.core import options as options_
 from celery_rabbit_delay.core.headers import X_DELIVERY_TIME
 from celery_rabbit_delay.core.streams import YEAR
 from celery_rabbit_delay.operate.management import Management
+from tests.kit.abilities import Ability
 from tests.kit.broker import Broker, Vhost, own_node, publish, take, waits_by_time
 from tests.kit.commands import Result, management, run
-from tests.kit.holding import NOT_HELD, held_here, holds_messages
+from tests.kit.holding import held_here
 from tests.kit.node import cluster
 from tests.kit.wait import wait_until
 
@@ -32,10 +33,13 @@ from .conftest import MakeApp
 
 OPTIONS: dict[str, Any] = {"delivery_time": True}
 
+#: Why a test is skipped elsewhere.
+NOT_HELD = "quorum queues of RabbitMQ before 4.4 do not hold messages until a delivery time"
+
 
 @pytest.fixture
 def holding(vhost: Vhost) -> Vhost:
-    if not vhost.broker.holds_messages:
+    if not vhost.broker.has(Ability.HOLDS_MESSAGES):
         pytest.skip(NOT_HELD)
     return vhost
 
@@ -43,7 +47,7 @@ def holding(vhost: Vhost) -> Vhost:
 @pytest.fixture
 def held(vhost: Vhost) -> Iterator[Vhost]:
     """Yield a virtual host where messages of this process are held, by RabbitMQ if it can."""
-    with nullcontext() if vhost.broker.holds_messages else held_here(vhost.url("amqp")):
+    with nullcontext() if vhost.broker.has(Ability.HOLDS_MESSAGES) else held_here(vhost.url("amqp")):
         yield vhost
 
 
@@ -242,7 +246,7 @@ def test_a_publisher_that_creates_nothing_uses_levels_which_setup_creates_for_it
 
 
 def test_a_broker_without_it_is_noticed_and_messages_pass_levels(vhost: Vhost, monkeypatch: pytest.MonkeyPatch) -> None:
-    if vhost.broker.holds_messages:
+    if vhost.broker.has(Ability.HOLDS_MESSAGES):
         pytest.skip("the quorum queues of this RabbitMQ hold messages until a delivery time")
     monkeypatch.setattr(options_, "HOLDS_MESSAGES", (3, 10))
     vhost.declare("q")
@@ -279,7 +283,7 @@ def test_what_a_queue_let_out_too_early_waits_on_also_without_a_worker(
 @pytest.mark.long
 def test_what_waits_survives_the_kill_of_the_only_node() -> None:
     with own_node() as vhost:
-        if not vhost.broker.holds_messages:
+        if not vhost.broker.has(Ability.HOLDS_MESSAGES):
             pytest.skip(NOT_HELD)
         vhost.declare("q")
         with vhost.connection(**OPTIONS) as connection:
@@ -299,9 +303,9 @@ def test_what_waits_survives_the_kill_of_the_only_node() -> None:
 @pytest.mark.long
 def test_what_waits_in_a_cluster_comes_on_time_without_one_node() -> None:
     with cluster(3, plugins=("rabbitmq_management",)) as nodes:
-        if not holds_messages(nodes[0]):
+        if not (broker := Broker(nodes[0])).has(Ability.HOLDS_MESSAGES):
             pytest.skip(NOT_HELD)
-        vhost = Broker(nodes[0]).add_vhost()
+        vhost = broker.add_vhost()
         vhost.declare("q")
         with vhost.connection(**OPTIONS) as connection:
             assert waits_by_time(connection)

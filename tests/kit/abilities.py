@@ -28,6 +28,7 @@ class Ability(Enum):
     HIDES_WHAT_ONE_MAY_NOT_USE = (4, 2, 6), None  # a passive declaration needs some permission (#16085, #16272)
     LIMITS_ONLY_CONSUMERS = (4, 3), None  # takes a limit of a channel for one of each consumer
     DELAYS_RETRIES = (4, 3), None  # a policy may make what comes back to a quorum queue wait
+    HOLDS_MESSAGES = (4, 4), None  # in quorum queues until a delivery time
     GOES_ON_WITHOUT_ONE_NODE = (4, 3), None  # that has another cookie; earlier, all pause. 4.2 was not tried
 
     def is_in(self, version: Version) -> bool:

@@ -23,7 +23,6 @@ from celery_rabbit_delay.core import streams
 from celery_rabbit_delay.core.destination import Destination
 from celery_rabbit_delay.core.journal import Record, unpack_records
 from tests.kit.abilities import Ability
-from tests.kit.holding import holds_messages
 from tests.kit.node import Node
 from tests.kit.wait import wait_until
 
@@ -56,10 +55,6 @@ class Broker:
 
     def has(self, ability: Ability) -> bool:
         return ability.is_in(self.version)
-
-    @cached_property
-    def holds_messages(self) -> bool:
-        return holds_messages(self.node)
 
     @contextmanager
     def vhost(self) -> Iterator[Vhost]:

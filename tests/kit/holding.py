@@ -1,10 +1,9 @@
-"""Whether this RabbitMQ holds messages in quorum queues until a delivery time, as 4.4 does; or else this process."""
+"""Lets an older RabbitMQ seem to be one whose quorum queues hold messages until a delivery time, as those of 4.4 do."""
 
 from __future__ import annotations
 
 import threading
 import time
-import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -15,30 +14,11 @@ import pytest
 from celery_rabbit_delay.amqp.confirms import Confirm, ConfirmedChannel
 from celery_rabbit_delay.core import options
 from celery_rabbit_delay.core.headers import X_DELIVERY_TIME
-from tests.kit.node import Node
-
-#: Why a test is skipped elsewhere.
-NOT_HELD = "the quorum queues of this RabbitMQ do not hold messages until a delivery time"
-
-
-def holds_messages(node: Node) -> bool:
-    with kombu.Connection(node.url(), transport_options={"confirm_publish": True}) as connection:
-        name, channel = f"holding-{uuid.uuid4()}", connection.default_channel
-        channel.queue_declare(name, durable=True, auto_delete=False, arguments={"x-queue-type": "quorum"})
-        try:
-            headers = {X_DELIVERY_TIME: (int(time.time()) + 600) * 1000}
-            connection.Producer().publish("", routing_key=name, headers=headers)
-            return not channel.queue_declare(name, passive=True).message_count
-        finally:
-            channel.queue_delete(name)
 
 
 @contextmanager
 def held_here(url: str) -> Iterator[None]:
-    """Hold what this process publishes until its delivery time, so that an older RabbitMQ seems to be one that does.
-
-    What is not due when the block ends is dropped.
-    """
+    """Hold what this process publishes until its delivery time. What is not due when the block ends is dropped."""
     waiting: list[tuple[int, Any]] = []
     lock, is_over, now, send = threading.Lock(), threading.Event(), time.time, ConfirmedChannel.send
 
