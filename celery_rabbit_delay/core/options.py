@@ -23,7 +23,8 @@ from .topology import LAYOUT, MAX_NORMAL_PRIORITY, Cascade, Stream
 Declare = Literal["auto", "passive"]
 
 #: Not "amqp": with that, Celery's native delayed delivery would rewrite the destination before the transport sees it.
-DRIVER_TYPE = "rabbit-delay"
+#: OpenTelemetry's name for RabbitMQ, because Sentry takes it for `messaging.system`.
+DRIVER_TYPE = "rabbitmq"
 
 #: Key of the options in `transport_options`: an `Options` or a mapping.
 OPTIONS = "rabbit_delay"

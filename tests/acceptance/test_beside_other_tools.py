@@ -57,6 +57,24 @@ trace_id = lambda: sentry_sdk.get_traceparent().split("-")[0]
 """,
 }
 
+#: What Sentry is told of each message: its system, and the milliseconds until it was received.
+SENTRY = (
+    TRACED["sentry_sdk"]
+    + """
+from sentry_sdk.consts import SPANDATA
+
+@app.task
+def told():
+    data = sentry_sdk.get_current_span()._data
+    write(data[SPANDATA.MESSAGING_SYSTEM])
+    write(data[SPANDATA.MESSAGING_MESSAGE_RECEIVE_LATENCY])
+
+if __name__ == "__main__":
+    with span():
+        told.apply_async(countdown=3)
+"""
+)
+
 TRACED_TASK = """
 @app.task(bind=True)
 def traced(self):
@@ -106,9 +124,35 @@ app.conf.singleton_backend_class = Locks
 def once(n):
     write(n)
 
+"""
+
+EQUAL = """
 if __name__ == "__main__":
     ids = [once.apply_async((n,), countdown=10).id for n in (1, 1, 1, 2)]
     print(len(set(ids)))
+"""
+
+LOCKED = """
+@app.task(base=Singleton, bind=True)
+def again(self):
+    write("again")
+    if not self.request.retries:
+        raise self.retry(countdown=0.1)
+
+def is_refused(n):
+    try:
+        once.apply_async((n,), countdown=1000)
+    except celery_rabbit_delay.InvalidDelay:
+        return True
+
+if __name__ == "__main__":
+    cancelled = once.apply_async((1,), countdown=100).id
+    app.control.revoke(cancelled)
+    equal = once.apply_async((1,), countdown=100).id
+    once.release_lock((1,))
+    released = once.apply_async((1,), countdown=100).id
+    print(equal == cancelled, released == cancelled, is_refused(2), is_refused(2), again.delay().id)
+    once.release_lock((1,))
 """
 
 DJANGO = """
@@ -199,6 +243,17 @@ def test_a_trace_goes_on_across_the_delay_and_a_retry(vhost: Vhost, tmp_path: Pa
     assert trace_id.strip("0")
 
 
+def test_sentry_is_told_a_system_that_it_knows_and_a_latency_with_the_delay(vhost: Vhost, tmp_path: Path) -> None:
+    pytest.importorskip("sentry_sdk")
+    program = Program(vhost, tmp_path, SENTRY)
+    with program.worker():
+        program.run()
+        wait_until(lambda: len(program.lines) == 2, "the task ran")
+    system, milliseconds = program.lines
+    assert system == "rabbitmq"
+    assert float(milliseconds) > 3000
+
+
 def test_celery_batches_gets_tasks_when_they_are_due(vhost: Vhost, tmp_path: Path) -> None:
     pytest.importorskip("celery_batches")
     program = Program(vhost, tmp_path, BATCHES)
@@ -211,13 +266,26 @@ def test_celery_batches_gets_tasks_when_they_are_due(vhost: Vhost, tmp_path: Pat
 @pytest.mark.long
 def test_celery_singleton_lets_one_of_several_delayed_tasks_wait(vhost: Vhost, tmp_path: Path) -> None:
     pytest.importorskip("celery_singleton")
-    program = Program(vhost, tmp_path, SINGLETON)
+    program = Program(vhost, tmp_path, SINGLETON + EQUAL)
     assert program.run() == "2"
     with program.worker():
         wait_until(lambda: len(program.lines) == 2, "both ran")
         assert program.run() == "2"  # their locks are gone
         wait_until(lambda: len(program.lines) == 4, "both ran again")
     assert sorted(program.lines) == ["1", "1", "2", "2"]
+
+
+def test_celery_singleton_unlocks_after_a_refusal_but_not_after_a_cancellation_nor_for_a_retry(
+    vhost: Vhost, tmp_path: Path
+) -> None:
+    pytest.importorskip("celery_singleton")
+    program = Program(vhost, tmp_path, SINGLETON + LOCKED)
+    with program.worker() as log:
+        *said, first = program.run().split()
+        assert said == ["True", "False", "True", "True"]
+        wait_until(lambda: "Retry in 0.1s" in log.read_text(), "it was to be tried again")
+        assert program.run().split()[-1] == first  # its own retry was a duplicate of it, and so is this
+    assert program.lines == ["again"]
 
 
 def test_django_sends_tasks_with_its_beat_and_on_commit(vhost: Vhost, tmp_path: Path) -> None:
@@ -257,7 +325,9 @@ def test_flower_shows_delayed_tasks_and_with_the_broker_alone_its_queues(
         wait_until(lambda: sum(name.startswith("celeryev.") for name in queues()) == 2, "it hears of tasks")
         task_id = shop.send("note", "delayed", countdown=1)
         wait_until(lambda: task_id in page(f"{url}/api/tasks?state=SUCCESS"), "Flower has seen it run")
-        shop.send("note", "waits", countdown=100)
+        waits = shop.send("note", "waits", countdown=100)
+        wait_until(lambda: "PENDING" in page(f"{url}/task/{waits}"), "Flower has heard of it")
+        assert "Revoke" not in page(f"{url}/task/{waits}")
         [worker] = json.loads(page(f"{url}/api/workers?refresh=1&workername=w@localhost")).values()
         assert not worker.get("scheduled")  # which the page says
         if how == "of the broker":

@@ -107,13 +107,13 @@ def test_a_task_in_memory_is_revoked_as_celery_does_it(caplog: pytest.LogCapture
 def test_settings_that_lead_to_memory_and_back_are_followed() -> None:
     app = app_with(broker_url="amqp://localhost//")
     install(app)
-    assert app.connection().transport.driver_type == "rabbit-delay"
+    assert app.connection().transport.driver_type == "rabbitmq"
     app.conf.broker_url = "memory://"
     assert app.connection().transport.driver_type == "memory"
     app.conf.update(broker_url="localhost", broker_transport="memory")
     assert app.connection().transport.driver_type == "memory"
     app.conf.update(broker_url="amqp://localhost//", broker_transport=None)
-    assert app.connection().transport.driver_type == "rabbit-delay"
+    assert app.connection().transport.driver_type == "rabbitmq"
     app.conf.broker_url = "redis://localhost"
     with pytest.raises(UnsupportedConfiguration):
         app.connection()

