@@ -14,7 +14,7 @@ from amqp import Message
 
 from ..core import changes, plan
 from ..core import headers as headers_
-from ..core.due import microseconds_until, parse_eta
+from ..core.due import eta_in_utc, microseconds_until
 from ..core.errors import (
     DelayError,
     DestinationNotFound,
@@ -116,7 +116,7 @@ def move(connection: kombu.Connection, records: Sequence[Record], due: datetime,
     message, exchange, routing_key = copy
     options: Options = connection.transport.delay_options
     if due != headers_.moment(first.due):
-        _check_expires(first.id, message.headers, max(due, now.utc), options)
+        _check_expires(first.id, message.headers, max(due, now.utc))
     if refused := allowed.refuses(exchange, routing_key, message.headers):
         raise InvalidDestination(f"{first.id!r} was not moved: {refused}")
     channel = connection.default_channel
@@ -146,15 +146,14 @@ def _copy(record: Record, due: datetime) -> tuple[Message, str, str]:
     return message, delivery.exchange, delivery.routing_key
 
 
-def _check_expires(id_: str, headers: Mapping[str, Any], due: datetime, options: Options) -> None:
+def _check_expires(id_: str, headers: Mapping[str, Any], due: datetime) -> None:
     """Raise `InvalidDelay` if a task expires before it would be due: Celery's worker would discard it."""
     if "task" not in headers or not headers.get("expires"):
         return
     try:
-        expires = parse_eta(headers["expires"])
+        expires = eta_in_utc(headers["expires"])
     except InvalidDelay:  # Celery reports the error
         return
-    expires = expires if expires.tzinfo else expires.replace(tzinfo=options.naive_timezone)
     if expires <= due:
         raise InvalidDelay(
             f"{id_!r} was not moved: it expires at {expires.isoformat()}, before its new due time. Choose an earlier "

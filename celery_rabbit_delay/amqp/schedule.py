@@ -150,8 +150,7 @@ def scheduled(
     """
     soonest, names = Soonest(limit), queues or QueueNames()
     names.check(queue)
-    zone = connection.transport.delay_options.naive_timezone
-    latest = math.inf if until is None else headers_.milliseconds(eta_in_utc(until, zone, "until"))
+    latest = math.inf if until is None else headers_.milliseconds(eta_in_utc(until, name="until"))
 
     def shown(record: Record) -> Scheduled | None:
         try:
@@ -316,8 +315,7 @@ def pause(connection: kombu.Connection, queue: str, names: QueueNames, until: da
     is past or cannot be read; and what `cancel` raises.
     """
     names.check_pause(queue)
-    zone = connection.transport.delay_options.naive_timezone
-    end = None if until is None else headers_.milliseconds(eta_in_utc(until, zone, "until"))
+    end = None if until is None else headers_.milliseconds(eta_in_utc(until, name="until"))
     if end is not None and end <= utc_ms():
         raise InvalidDelay(f"until={str(until)!r} is in the past: use a later time, or none")
     _write_pause(connection, Pause(queue, end))

@@ -28,7 +28,7 @@ from ..core.unwrap import unwrap, without_native_delay
 from . import event_loop
 from .batch import PublishBatch
 from .clients import PerClient
-from .clocks import CLOCK, tell_of_naive_eta
+from .clocks import CLOCK
 from .confirms import ANSWERS, with_headers
 from .connecting import connected, copy_of
 from .connection import Connection
@@ -79,16 +79,14 @@ class Channel(pyamqp.Channel):  # type: ignore[misc]
     def _publish(
         self, publish: Callable[..., Any], msg: Any, exchange: str, routing_key: str, *args: Any, **kwargs: Any
     ) -> Any:
-        asked = headers_.own(msg.headers) if msg.headers else msg.headers
-        if not headers_.is_delayed(asked):
-            return publish(_with_headers(msg, asked), exchange, routing_key, *args, **kwargs)
+        headers = headers_.own(msg.headers) if msg.headers else msg.headers
+        if not headers_.is_delayed(headers):
+            return publish(_with_headers(msg, headers), exchange, routing_key, *args, **kwargs)
         connection = self.connection
         if connection is None:  # what py-amqp raises for a message without a delay
             raise RecoverableConnectionError("basic_publish: connection closed")
         options, now = connection.delay_options, Now(datetime.now(timezone.utc), time.monotonic_ns(), CLOCK)
-        delay, headers = headers_.delay_of(asked, now.utc, options.naive_timezone)
-        if headers is not asked:
-            tell_of_naive_eta(asked, headers, options.naive_timezone)
+        delay = headers_.delay_of(headers, now.utc)
         if delay <= 0:
             return publish(_with_headers(msg, headers), exchange, routing_key, *args, **kwargs)
         planned = plan.of_new(msg, headers, exchange, routing_key, delay, now, options, connection.declarations)

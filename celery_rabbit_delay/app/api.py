@@ -68,7 +68,7 @@ def scheduled(
     """Yield the tasks for the app's queues that wait in RabbitMQ and are in the journal, the soonest first.
 
     `task` selects tasks of this name, `queue` tasks for this queue, `until` tasks that are due until a datetime or an
-    ISO 8601 string; a naive one is in the app's time zone. `limit` is the maximum number of tasks. With `any_queue`,
+    ISO 8601 string; a naive one is in UTC. `limit` is the maximum number of tasks. With `any_queue`,
     tasks of other apps with the same prefix are among them. Tasks with a shorter delay than the option `journal` are
     not in the journal, which is read when this is called.
 
@@ -127,8 +127,8 @@ def reschedule(
 ) -> None:
     """Give a waiting task another due time: `eta`, or `countdown` seconds from now; 0 means at once.
 
-    The task keeps its id, body, priority and headers. `eta` is a datetime or an ISO 8601 string; a naive one is
-    interpreted in the app's time zone. If this is interrupted, the task may run at both times; it is never lost.
+    The task keeps its id, body, priority and headers. `eta` is a datetime or an ISO 8601 string; a naive one is in
+    UTC. If this is interrupted, the task may run at both times; it is never lost.
 
     Raises `NotWaiting` if the journal has no task with this id, `TooLate` if it is due within 2 s,
     `DifferentMessages` if several with it wait, `InvalidDelay`, `InvalidDestination` if it is not for one of the app's
@@ -137,8 +137,7 @@ def reschedule(
     """
     text = _text_of(id)
     with _connected(app) as connection:
-        zone = connection.transport.delay_options.naive_timezone
-        due = due_at(eta, countdown, datetime.now(timezone.utc), zone)
+        due = due_at(eta, countdown, datetime.now(timezone.utc))
         allowed = Allowed(None if any_queue else queues_of(app))
         amqp_reschedule.reschedule(connection, text, due, allowed)
 

@@ -10,8 +10,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable
-from contextlib import suppress
-from datetime import datetime, timedelta, timezone, tzinfo
+from datetime import datetime, timedelta, timezone
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -22,7 +21,6 @@ from celery.worker import state as worker_state
 
 from .. import upstream
 from ..amqp import event_loop
-from ..amqp.clocks import tell_of_naive_eta
 from ..amqp.confirms import NotStored
 from ..amqp.connection import Connection
 from ..amqp.destinations import own_destination
@@ -30,7 +28,7 @@ from ..amqp.event_loop import EventLoop
 from ..amqp.transport import DeliveredMessage
 from ..core import plan
 from ..core.destination import Destination
-from ..core.due import eta_in_utc, parse_eta
+from ..core.due import eta_in_utc
 from ..core.errors import DelayError, InvalidDelay, MessageRefused
 from ..core.headers import Delivery, State
 from ..core.plan import Now, Plan
@@ -95,7 +93,6 @@ class HandingOn:
         """Take a message if it can be handed on; return whether it was taken."""
         connection: Connection = self._consumer.channel.connection
         options = connection.delay_options
-        make_eta_aware(message, options.naive_timezone)
         now, eta = datetime.now(timezone.utc), due_of(message)
         early = came_early(message, eta, now)
         due = early.due if early else eta
@@ -280,28 +277,11 @@ def eta_of(message: DeliveredMessage) -> Any:
     return body.get("eta") if isinstance(body, dict) and "task" in body else None
 
 
-def make_eta_aware(message: DeliveredMessage, zone: tzinfo) -> None:
-    """Make the naive eta of a task mean what it means where it is published with this package, also to Celery's worker.
-
-    With task protocol 1, where the body has the eta, it stays that of Celery's worker: in UTC.
-    """
-    headers = message.headers
-    if headers.get("eta") and "task" in headers and str(zone) != "UTC":
-        with suppress(InvalidDelay):  # Celery reports the error
-            eta = parse_eta(headers["eta"])
-            if eta.tzinfo is None:
-                message.headers = {**headers, "eta": eta.replace(tzinfo=zone).isoformat()}
-                tell_of_naive_eta(headers, message.headers, zone)
-
-
 def due_of(message: DeliveredMessage) -> datetime | None:
-    """Return the due time of a task in UTC, as Celery's worker reads it: an eta that is still naive is UTC.
-
-    None without an eta.
-    """
+    """Return the due time of a task in UTC, as Celery's worker reads it; None without an eta."""
     eta = eta_of(message)
     try:
-        return eta_in_utc(eta, timezone.utc) if eta else None
+        return eta_in_utc(eta) if eta else None
     except InvalidDelay:  # Celery reports the error
         return None
 

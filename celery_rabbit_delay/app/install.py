@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import os
-from dataclasses import replace
 from functools import cached_property, partial
 from typing import Any
 from weakref import WeakMethod, WeakSet
@@ -16,7 +15,6 @@ from weakref import WeakMethod, WeakSet
 import kombu
 from celery import Celery
 from celery.signals import after_setup_logger
-from celery.utils.time import LocalTimezone
 from kombu.utils.imports import symbol_by_name
 
 from .. import upstream
@@ -161,17 +159,13 @@ class DelayedAMQP:
                 raise
             _say_there_is_no_broker(self.app)
             return super().Connection(hostname, *args, transport=transport, **kwargs)  # type: ignore[misc]
-        options = self.delay_options
-        if options.timezone is None:
-            zone = self.app.timezone
-            options = replace(options, timezone="local" if isinstance(zone, LocalTimezone) else zone)
         transport_options = {**(kwargs.pop("transport_options", None) or {})}
         if OPTIONS in transport_options:
             raise InvalidOption(
                 f"broker_transport_options[{OPTIONS!r}] has no effect together with install(): pass the options to "
                 f"install(), or set {OPTIONS}"
             )
-        transport_options[OPTIONS] = options.to_dict()
+        transport_options[OPTIONS] = self.delay_options.to_dict()
         connection = kombu.Connection(url, *args, transport=ours, transport_options=transport_options, **kwargs)
         uses = WeakMethod(self._uses_quorum_queues)  # or the app, which holds the connection, would never be collected
         uses_quorum_queues[connection] = lambda: (known := uses()) is not None and known()

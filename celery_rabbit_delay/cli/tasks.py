@@ -342,8 +342,8 @@ def _move(
     _check_chosen(ids, everything, filters)
     problems: list[str] = []
     with handle_errors():
-        zone, now = target.delay_options().naive_timezone, datetime.now(timezone.utc)
-        due = due_at(eta, countdown, now, zone)
+        now = datetime.now(timezone.utc)
+        due = due_at(eta, countdown, now)
     with target.connected(recorded=True) as connection:
         past = f"{format_time(due)} is in the past" if due < now else ""
         allowed = target.allowed(any_queue)
@@ -359,7 +359,7 @@ def _move(
             found = {(one.id, milliseconds(one.due)) if one.id else one.number for one in listed}
             tasks = counted(len(found), "tasks")
             _ask(f"{past}: run {tasks} now?" if past else f"Make {tasks} due {format_time(due)}?", found, yes)
-            due = max(due, due_at(eta, countdown, datetime.now(timezone.utc), zone))  # the answer took its time
+            due = max(due, due_at(eta, countdown, datetime.now(timezone.utc)))  # the answer took its time
         moved = 0
         moving = reschedule_.reschedule_all(connection, ids, found, due, allowed)
         with until_interrupted(moving) as (results, is_interrupted):

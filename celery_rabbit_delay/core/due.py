@@ -38,16 +38,21 @@ def microseconds_until(due: datetime, now: datetime) -> int:
         raise _unreadable(due.replace(tzinfo=None).isoformat()) from None
 
 
-def eta_in_utc(eta: object, naive_timezone: tzinfo, name: str = "the eta") -> datetime:
+def aware(eta: datetime, naive_timezone: tzinfo = timezone.utc) -> datetime:
+    """Return an eta with a time zone: a naive one is in UTC, as Celery's worker reads it."""
+    return eta if eta.tzinfo else eta.replace(tzinfo=naive_timezone)
+
+
+def eta_in_utc(eta: object, naive_timezone: tzinfo = timezone.utc, name: str = "the eta") -> datetime:
     """Return the moment that an eta means. Raises `InvalidDelay`, which calls the eta `name`."""
     due = parse_eta(eta, name)
     try:
-        return (due if due.tzinfo else due.replace(tzinfo=naive_timezone)).astimezone(timezone.utc)
+        return aware(due, naive_timezone).astimezone(timezone.utc)
     except (ValueError, OverflowError):  # it is in UTC before the year 1, or after 9999
         raise _unreadable(eta, name) from None
 
 
-def due_at(eta: object, countdown: object, now: datetime, naive_timezone: tzinfo) -> datetime:
+def due_at(eta: object, countdown: object, now: datetime, naive_timezone: tzinfo = timezone.utc) -> datetime:
     """Return the moment, in UTC, that either an eta or a number of seconds from `now` means. Raises `InvalidDelay`."""
     if (eta is None) == (countdown is None):
         raise InvalidDelay("give either eta or countdown")

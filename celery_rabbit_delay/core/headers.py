@@ -8,12 +8,12 @@ https://www.rabbitmq.com/docs/sender-selected), which RabbitMQ carries through e
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import datetime, timedelta, timezone, tzinfo
+from datetime import datetime, timedelta, timezone
 from functools import lru_cache
 from typing import Any, NamedTuple
 
 from .destination import check_key
-from .due import microseconds_until, parse_eta, parse_x_delay
+from .due import aware, microseconds_until, parse_eta, parse_x_delay
 from .errors import InvalidDestination
 from .routing_key import SENTINEL, is_reserved
 from .sent import Sent
@@ -71,22 +71,17 @@ def is_delayed(headers: Headers | None) -> bool:
     return headers is not None and bool((headers.get("eta") and "task" in headers) or headers.get(X_DELAY) is not None)
 
 
-def delay_of(headers: Headers, now: datetime, naive_timezone: tzinfo) -> tuple[int, Headers]:
-    """Return the delay that headers ask for, in microseconds, ≤ 0 if past, and the headers to publish with.
+def delay_of(headers: Headers, now: datetime) -> int:
+    """Return the delay that headers ask for, in microseconds, ≤ 0 if past. Raises `InvalidDelay`.
 
-    With both an eta and an `x-delay`, the later one applies. A naive eta is interpreted in `naive_timezone` and made
-    aware, because Celery's worker would interpret it as UTC. Raises `InvalidDelay`.
+    With both an eta and an `x-delay`, the later one applies.
     """
     delays = []
     if headers.get("eta") and "task" in headers:
-        eta = parse_eta(headers["eta"])
-        due = eta if eta.tzinfo else eta.replace(tzinfo=naive_timezone)
-        delays.append(microseconds_until(due, now))
-        if due is not eta:
-            headers = {**headers, "eta": due.isoformat()}
+        delays.append(microseconds_until(aware(parse_eta(headers["eta"])), now))
     if headers.get(X_DELAY) is not None:
         delays.append(parse_x_delay(headers[X_DELAY]))
-    return max(delays), headers
+    return max(delays)
 
 
 def with_time_sent(headers: Headers, sent: Sent) -> Headers:

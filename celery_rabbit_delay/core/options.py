@@ -5,13 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from datetime import timedelta, timezone, tzinfo
+from datetime import timedelta
 from difflib import get_close_matches
 from functools import cached_property, lru_cache
 from typing import Any, Literal, NamedTuple, get_args
-from zoneinfo import ZoneInfo
-
-from dateutil.tz import tzlocal
 
 from . import streams
 from .due import to_ticks
@@ -40,9 +37,6 @@ HOLDS_MESSAGES = (4, 4)
 
 _MOST_OUTBOXES = 64
 _MAX_PREFIX = 150  # bytes; AMQP allows a name 255
-
-#: The zones that `Options.to_dict` has written, by what it wrote.
-_zones: dict[str, tzinfo] = {}
 
 _ROOT = re.compile(rf"(.+)\.v{LAYOUT}\.([1-9][0-9]{{0,6}})ms").fullmatch
 
@@ -91,21 +85,13 @@ class Options:
     streams: bool = True
     #: Let RabbitMQ 4.4 hold each message until it is due, without levels. Tried on a branch of it, not on the release.
     delivery_time: bool = False
-    #: The time zone of a naive `eta`: a name, or "local". `install` uses the app's; without an app it is UTC.
-    timezone: tzinfo | str | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """Return a dict for `parse` of plain types: `inspect stats` sends `transport_options` to other programs.
-
-        A zone is its name there; `parse` knows one that has none only in the process that wrote it.
-        """
+        """Return a dict for `parse` of plain types: `inspect stats` sends `transport_options` to other programs."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         if isinstance(self.slack, tuple):
             values["slack"] = list(self.slack)
         values["outboxes"] = list(self.outboxes)
-        if isinstance(self.timezone, tzinfo):
-            values["timezone"] = str(self.timezone)
-            _zones[str(self.timezone)] = self.timezone
         return values
 
     def __post_init__(self) -> None:
@@ -133,7 +119,6 @@ class Options:
             raise InvalidOption(f"journal={self.journal!r}: use seconds, 0 or more, or None to record nothing")
         if not self.streams:
             object.__setattr__(self, "journal", None)  # which is in streams
-        _ = self.naive_timezone
 
     def _check_outboxes(self) -> None:
         if not isinstance(self.outboxes, (tuple, list)):
@@ -227,22 +212,6 @@ class Options:
     def cascades(self, priorities: bool) -> list[Cascade]:
         """Return the normal cascade, and with `priorities` the one for priorities above 4."""
         return [self.cascade, self.high_cascade] if priorities else [self.cascade]
-
-    @cached_property
-    def naive_timezone(self) -> tzinfo:
-        if self.timezone in (None, "UTC"):
-            return timezone.utc
-        if isinstance(self.timezone, tzinfo):
-            return self.timezone
-        if self.timezone == "local":
-            return tzlocal()
-        try:
-            return ZoneInfo(self.timezone)
-        except (TypeError, ValueError, OSError, LookupError, AttributeError):
-            if isinstance(self.timezone, str) and self.timezone in _zones:
-                return _zones[self.timezone]
-            message = f"timezone={self.timezone!r}: use a name such as 'Europe/Berlin', 'local', or a tzinfo"
-            raise InvalidOption(message) from None
 
     @property
     def _slack_pair(self) -> tuple[float, ...]:

@@ -1,7 +1,6 @@
 """The public API as users write it: type-checked by `make lint`, never run."""
 
 from datetime import datetime, timedelta
-from zoneinfo import ZoneInfo
 
 from celery import Celery
 
@@ -10,7 +9,7 @@ from celery_rabbit_delay import DelayError, EntryConflict, InvalidDelay, Options
 
 app = Celery("shop")
 celery_rabbit_delay.install(app)
-celery_rabbit_delay.install(app, tick=0.01, slack=0.01, timezone=ZoneInfo("Europe/Berlin"))
+celery_rabbit_delay.install(app, tick=0.01, slack=0.01)
 
 options = Options(prefix="shop", max_delay=3600, slack=(0.01, 2.0), declare="passive")
 seconds: float = options.tick

@@ -7,7 +7,6 @@ from datetime import datetime, timedelta, timezone
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
-from zoneinfo import ZoneInfo
 
 import pytest
 from amqp.exceptions import RecoverableConnectionError
@@ -25,9 +24,8 @@ from celery_rabbit_delay.app.handing_on import (
     came_early,
     due_of,
     has_waited,
-    make_eta_aware,
 )
-from celery_rabbit_delay.core.headers import State, delay_of
+from celery_rabbit_delay.core.headers import State
 
 DUE = datetime(2030, 7, 1, 12, tzinfo=timezone.utc)
 
@@ -56,29 +54,6 @@ def test_the_eta_of_either_task_protocol_is_read_as_celerys_worker_reads_it(
     headers: dict[str, Any], payload: Any, due: datetime | None
 ) -> None:
     assert due_of(message(headers, payload)) == due
-
-
-@pytest.mark.parametrize(("zone", "hours"), [("Asia/Tokyo", 9), ("America/New_York", -4), ("UTC", 0)])
-def test_a_naive_eta_of_others_means_what_it_means_to_publishers_with_this_package(
-    zone: str, hours: int, caplog: pytest.LogCaptureFixture
-) -> None:
-    name = f"task in {zone}"
-    for _ in range(2):
-        given = message({"task": name, "eta": "2030-07-01T12:00:00"})
-        make_eta_aware(given, ZoneInfo(zone))
-        assert due_of(given) == DUE - timedelta(hours=hours)
-        _, published = delay_of({"task": name, "eta": "2030-07-01T12:00:00"}, DUE, ZoneInfo(zone))
-        assert due_of(message(dict(published))) == due_of(given)
-    told = [record.getMessage() for record in caplog.records if name in record.getMessage()]
-    assert len(told) == (zone != "UTC"), "once for each task, and not where nothing differs"
-    assert all(zone in text and "datetime.now(timezone.utc)" in text for text in told)
-
-
-@pytest.mark.parametrize("headers", [{}, {"task": "t", "eta": "soon"}, {"task": "t", "eta": None}, {"eta": "2030"}])
-def test_what_has_no_naive_eta_stays_as_it_is(headers: dict[str, Any]) -> None:
-    given = message(headers)
-    make_eta_aware(given, ZoneInfo("Asia/Tokyo"))
-    assert given.headers is headers
 
 
 def test_a_body_that_cannot_be_decoded_is_celerys_to_complain_of() -> None:

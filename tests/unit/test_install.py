@@ -10,7 +10,6 @@ import pickle
 import subprocess
 import sys
 import weakref
-from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -147,7 +146,6 @@ def test_install_works_before_and_after_the_configuration(when: str) -> None:
     assert connection.hostname == "configured"
     options = connection.transport.delay_options
     assert options.tick == 0.5
-    assert str(options.naive_timezone) == "Europe/Berlin"
 
 
 def test_settings_made_after_it_still_count() -> None:
@@ -182,38 +180,25 @@ def test_a_custom_amqp_class_is_kept() -> None:
     assert type(app.connection().transport) is Transport
 
 
-@pytest.mark.parametrize(
-    "conf",
-    [
-        {},
-        {"timezone": "Europe/Berlin"},
-        {"timezone": timezone(timedelta(hours=2))},
-        {"enable_utc": False},
-        {"enable_utc": False, "timezone": "America/New_York"},
-    ],
-)
-def test_what_the_app_says_of_its_connection_is_plain(conf: dict[str, Any]) -> None:
+def test_what_the_app_says_of_its_connection_is_plain() -> None:
     """`inspect stats`, which Flower and others ask for, sends it, as JSON or as a pickle."""
-    app = app_with(broker_url=AMQP_URL, **conf)
+    app = app_with(broker_url=AMQP_URL)
     install(app, slack=(0.01, 2), tick=0.25)
     connection = app.connection_for_read()
     assert json.loads(json.dumps(connection.info()["transport_options"])) == connection.info()["transport_options"]
     assert b"celery_rabbit_delay" not in pickle.dumps(connection.info())  # a class of ours, which they may not have
     options = connection.transport.delay_options
     assert (options.tick, tuple(options.slack)) == (0.25, (0.01, 2))
-    for moment in (datetime(2030, 1, 1), datetime(2030, 7, 1)):  # noqa: DTZ001
-        expected = moment.replace(tzinfo=app.timezone).astimezone(timezone.utc)
-        assert moment.replace(tzinfo=options.naive_timezone).astimezone(timezone.utc) == expected
 
 
 def test_what_a_connection_with_options_of_our_class_says_of_itself_is_plain() -> None:
-    options = Options(timezone=timezone(timedelta(hours=2)), outboxes=(60,))
+    options = Options(outboxes=(60,))
     given = {"rabbit_delay": options, "confirm_publish": True}
     connection = kombu.Connection("rabbit-delay://", transport_options=given)
     assert connection.transport.delay_options is options
     assert b"celery_rabbit_delay" not in pickle.dumps(connection.info())
     written = connection.clone().transport.delay_options
-    assert (written.naive_timezone, written.outbox_ticks) == (options.naive_timezone, options.outbox_ticks)
+    assert written.outbox_ticks == options.outbox_ticks
 
 
 def test_a_second_install_with_the_same_options_does_nothing() -> None:

@@ -34,7 +34,6 @@ VALUES: dict[str, tuple[Any, Any]] = {
     "journal": (None, -1),
     "streams": (False, "no"),
     "delivery_time": (True, "no"),
-    "timezone": ("Europe/Berlin", "Mars/Olympus"),
 }
 
 

@@ -2,9 +2,8 @@ from __future__ import annotations
 
 import json
 import pickle
-from datetime import datetime, timedelta, timezone
+from datetime import timedelta
 from typing import Any
-from zoneinfo import ZoneInfo
 
 import pytest
 
@@ -57,7 +56,6 @@ def test_the_defaults_reach_a_year_in_eighths_of_a_second() -> None:
         ({"journal": "60"}, "journal='60'"),
         ({"journal": True}, "journal=True"),
         ({"declare": "never"}, "declare='never': use one of auto, passive"),
-        ({"timezone": 5}, "timezone=5"),
         (
             {"ticks": 1},
             "unknown option ticks: did you mean tick? use any of confirm_timeout, declare, delivery_time, hand_on",
@@ -162,10 +160,10 @@ def test_there_is_a_cascade_for_priorities_where_levels_keep_them_apart() -> Non
 
 
 def test_options_are_equal_printable_and_picklable_by_value() -> None:
-    options = Options(prefix="shop", timezone=ZoneInfo("Europe/Berlin"))
-    _ = options.cascade, options.naive_timezone
+    options = Options(prefix="shop")
+    _ = options.cascade
     assert pickle.loads(pickle.dumps(options)) == options
-    assert repr(options) == repr(Options(prefix="shop", timezone=ZoneInfo("Europe/Berlin")))
+    assert repr(options) == repr(Options(prefix="shop"))
     assert Options.parse(options) is options
     assert Options.parse(None) == Options()
 
@@ -173,10 +171,8 @@ def test_options_are_equal_printable_and_picklable_by_value() -> None:
 @pytest.mark.parametrize(
     ("options", "written"),
     [
-        ({}, {"timezone": None, "slack": [0.001, 1.0]}),
-        ({"slack": 0.5, "timezone": timezone.utc}, {"slack": 0.5, "timezone": "UTC"}),
-        ({"timezone": ZoneInfo("Europe/Berlin")}, {"timezone": "Europe/Berlin"}),
-        ({"timezone": "local", "prefix": "shop"}, {"timezone": "local", "prefix": "shop"}),
+        ({}, {"slack": [0.001, 1.0]}),
+        ({"slack": 0.5, "prefix": "shop"}, {"slack": 0.5, "prefix": "shop"}),
     ],
 )
 def test_options_are_written_as_json_and_read_back(options: dict[str, Any], written: dict[str, Any]) -> None:
@@ -185,27 +181,7 @@ def test_options_are_written_as_json_and_read_back(options: dict[str, Any], writ
     again = Options.parse(json.loads(json.dumps(found)))
     assert again.to_dict() == found
     assert again.cascade == Options(**options).cascade
-    assert str(again.naive_timezone) == str(Options(**options).naive_timezone)
     assert {type(value) for value in found.values()} <= {str, int, float, bool, list, type(None)}  # pickled by name
-
-
-def test_a_zone_that_has_no_name_is_written_as_text_and_kept() -> None:
-    zone = timezone(timedelta(hours=2))
-    written = Options(timezone=zone).to_dict()
-    assert json.loads(json.dumps(written))["timezone"] == "UTC+02:00"
-    for options in (written, pickle.loads(pickle.dumps(written)), Options.parse(written).to_dict()):
-        assert Options.parse(options).naive_timezone == zone
-
-
-def test_local_is_the_zone_of_the_machine() -> None:
-    moment = datetime(2026, 7, 1, 12)  # noqa: DTZ001
-    assert moment.replace(tzinfo=Options(timezone="local").naive_timezone).timestamp() == moment.timestamp()
-
-
-def test_a_naive_eta_is_meant_in_the_zone_given_or_in_utc() -> None:
-    summer = datetime(2026, 7, 1, 12)  # noqa: DTZ001
-    assert Options().naive_timezone is timezone.utc
-    assert summer.replace(tzinfo=Options(timezone="Europe/Berlin").naive_timezone).utcoffset() == timedelta(hours=2)
 
 
 @pytest.mark.parametrize(
