@@ -243,11 +243,6 @@ class Changes:
         )
 
     @property
-    def has_cancelled(self) -> bool:
-        """Whether any task was cancelled."""
-        return bool(self._uuids or self._ids or self._stamps)
-
-    @property
     def stamps(self) -> Mapping[str, Mapping[str, Sent]]:
         """The values of each stamp by which tasks were cancelled, and when."""
         return self._stamps

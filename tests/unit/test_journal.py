@@ -282,7 +282,6 @@ def test_an_id_that_is_restored_is_told_and_cancelled_anew() -> None:
         for make, at in ((changes.cancelled, 2), (changes.restored, 1), (changes.cancelled, 1), (changes.restored, 9)):
             assert [known.apply(message) for message in make(ids, Sent(at, "here"))] == [ids]
             assert (known.cancelled_at(ids[0]) is None) is (make is changes.restored)
-    assert not known.has_cancelled
 
 
 def test_an_empty_id_cancels_nothing() -> None:
@@ -299,24 +298,15 @@ def test_what_was_known_before_a_moment_leaves_out_what_was_cancelled_from_then_
     assert [bool(known.cancelled_at(f"id {at}")) for at in (1, 2, 3)] == [True, False, False]
 
 
-def test_it_is_known_whether_anything_was_cancelled() -> None:
-    stamps = [changes.cancelled_stamps({"a": "1"}, SENT)]
-    for messages in (changes.cancelled(["id", UUID], SENT), stamps):
-        assert read(*messages).has_cancelled
-    assert read(*stamps).stamps
-
-
 @given(st.integers(0, 2**64 - 1), st.text("0123456789abcdef", max_size=8))
 def test_a_moment_comes_out_of_headers_and_streams_as_it_went_in(at: int, clock: str) -> None:
     sent = Sent(at, clock)
     assert Sent.read(str(sent)) == sent == Sent.unpack(sent.pack())
 
 
-def test_a_void_copy_is_told_from_others_and_is_no_cancellation() -> None:
+def test_a_void_copy_is_told_from_others() -> None:
     known = read(changes.void(17, SOON), streams.marker())
     assert [known.voids(number) for number in (17, 18, None)] == [True, False, False]
-    assert not known.has_cancelled
-    assert not known.stamps
 
 
 pauses = st.builds(Pause, st.sampled_from("abc"), st.none() | st.integers(0, 100))
