@@ -34,10 +34,10 @@ def choose(channel: ConfirmedChannel, options: Options, cascade: Cascade) -> tup
     key = connection.host, connection.virtual_host, by_time.root
     clock = delivery_time.known.get(key)
     if clock is None or clock.is_old:
-        delivery_time.known.pop(key, None)
         clock = _find_out(channel, by_time)
-        if clock.ahead is None:  # another thread may have had to wait for less
-            clock = delivery_time.known.get(key, clock)
+        other = delivery_time.known.get(key, clock)
+        if clock.ahead is None and not other.is_old:  # another thread may have had to wait for less
+            clock = other
         delivery_time.known[key] = clock
     return (cascade, None) if clock.ahead is None else (by_time, clock)
 
