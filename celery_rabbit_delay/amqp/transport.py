@@ -171,7 +171,8 @@ class Channel(pyamqp.Channel):  # type: ignore[misc]
     def _hands_back(self, message: Any) -> bool:
         """Send back a message that a queue has not held until its delivery time, if possible; return whether it was.
 
-        Raises what ends the connection: the message comes again then. A worker hands on by itself.
+        Raises what ends the connection: the message comes again then. A worker hands on by itself. What `take` gets,
+        without `auto_decode`, stays where it is.
         """
         state = state_of(message)
         if state is None or headers_.X_DELIVERY_TIME not in message.headers or not self.auto_decode:
