@@ -45,6 +45,7 @@ with start_worker(app, pool="solo", loglevel="CRITICAL", perform_ping_check=Fals
     time.sleep(9)
 with app.connection() as connection:
     connection.default_channel.queue_delete(queue)
+    connection.default_channel.exchange_delete(queue)
 after = {name: round(ran[name] - ended[name], 1) if name in ran else None for name in ended}
 print("countdown=4; seconds from the end of the task:", after)
 assert after["link"] >= 4 and after["errback of three"] < 2 and after["errback of one"] >= 4

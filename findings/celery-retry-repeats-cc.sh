@@ -37,6 +37,7 @@ with start_worker(app, pool="solo", loglevel="CRITICAL", perform_ping_check=Fals
 with app.connection() as connection:
     for queue in app.conf.task_queues:
         connection.default_channel.queue_delete(queue.name)
+        connection.default_channel.exchange_delete(queue.name)
 print("runs by number of the retry:", dict(runs))
 assert runs == {0: 2, 1: 4, 2: 8, 3: 16}
 END

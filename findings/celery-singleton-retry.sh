@@ -49,6 +49,7 @@ with start_worker(app, pool="solo", loglevel="CRITICAL", perform_ping_check=Fals
     time.sleep(2)
 with app.connection() as connection:
     connection.default_channel.queue_delete(queue)
+    connection.default_channel.exchange_delete(queue)
 print("runs:", runs, "| locks held:", len(Locks.held), "| the later call has the id of the first:", first == second)
 assert runs == [0] and len(Locks.held) == 1 and first == second
 END

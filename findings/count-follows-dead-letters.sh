@@ -5,7 +5,8 @@
 # Guess: each time it arrives a message is new to the queue and has count 0, so that only requeues within one stay count.
 # Seen with 25 such retries, and then one reject with requeue (limit 20, the default from 4.0 on):
 #   4.3.6: header x-delivery-count 25; after the requeue the message is in none of the two queues
-#   4.0.5: header 25, but it is a leaving: after the requeue the message is back with count 1
+#     (when its dead letters went to a third queue by then, it was there, with the reason delivery_limit)
+#   4.0.5: header 25, but only left over: after the requeue the message is back with count 1
 #   3.10.8: header 0, after the requeue back with 1
 set -eu
 export AMQP_URL="${AMQP_URL:-amqp://guest:guest@localhost:5672//}"
