@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -37,7 +38,7 @@ SOON, AGAIN, MUCH_LATER = 0.5, 10, 300
 #: later at most one part in so many.
 SHARE = 5
 
-#: Seconds after which a message that comes renews the subscription to a stream.
+#: Seconds after which the subscription to a stream is renewed: by a worker's timer, or by a message that comes.
 RENEWAL = 5
 
 #: Seconds for which a message waits for the broker's answer when a stream is tried again.
@@ -122,15 +123,15 @@ def is_dropped(connection: Receiver, message: Any) -> bool:
 
 
 def _keep_current(connection: Receiver, options: Options, stream: Stream, apply: Callable[[bytes], Any]) -> None:
-    """Read a stream and follow it, once per `amqp.Connection`, and renew the subscription now and then.
+    """Read a stream and follow it, once per `amqp.Connection`, and keep up with it from then on.
 
     Logs a warning the first time that this fails, and tries again when a message arrives some time later. Creates no
     parts of a cascade other than the connection's, because its root may be forged.
     """
     following = connection.following
-    following.poll()
-    until = following.until.get(stream.name)
-    if until is None:
+    if stream.name in following.until:
+        following.keep_up(stream, apply, options=options)
+    else:
         try:
             following.catch_up(stream, apply, options=options)
         except DelayError as exc:
@@ -139,8 +140,6 @@ def _keep_current(connection: Receiver, options: Options, stream: Stream, apply:
                 "changes succeeds: %s",
                 exc,
             )
-    elif until <= time.monotonic() and not following.renew(stream):
-        following.try_again(stream, apply, options=options)
 
 
 class Following:
@@ -192,12 +191,15 @@ class Following:
         """Read a stream that may exist by now at the next `keep_up`. Another thread may call this."""
         self.until.setdefault(stream.name, time.monotonic())
 
-    def keep_up(self, stream: Stream, apply: Callable[[bytes], Any]) -> None:
-        """Apply what has come; read a stream again that was followed until it ended, or its connection."""
+    def keep_up(self, stream: Stream, apply: Callable[[bytes], Any], **arguments: Any) -> None:
+        """Apply what has come; renew the subscription to a stream now and then, and read it again if that fails.
+
+        A worker's timer calls this, and each message that comes. It waits for `SILENCE` at most, several times if
+        nobody answers. The arguments are those of `catch_up`.
+        """
         self.poll()
-        until = self.until.get(stream.name)
-        if until is not None and until <= time.monotonic() and not self.follows(stream):
-            self.try_again(stream, apply, create=False)
+        if self.until.get(stream.name, math.inf) <= time.monotonic() and not self.renew(stream):
+            self.try_again(stream, apply, **arguments)
 
     def try_again(self, stream: Stream, apply: Callable[[bytes], Any], **arguments: Any) -> None:
         """Read and follow a stream as `catch_up` does, without waiting for it; log why it cannot be read."""
@@ -229,7 +231,7 @@ class Following:
                 with self._using():
                     self._follower.renew(stream, SILENCE)
                     self._apply_all()
-            except (AMQPError, StreamUnavailable, OSError) as exc:
+            except (AMQPError, DelayError, OSError) as exc:
                 logger.info("The stream %r has to be read again: %s", stream.name, exc)
                 return False
             return True

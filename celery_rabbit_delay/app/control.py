@@ -178,7 +178,7 @@ class FollowChanges(bootsteps.StartStopStep):  # type: ignore[misc]
 
     def _look(self, consumer: Any, following: Following, stream: Stream) -> None:
         """Apply what has come. Queues are consumed in the thread, or the greenlet, that reads the connection."""
-        following.keep_up(stream, self.changes.apply)
+        following.keep_up(stream, self.changes.apply, create=False)
         if consumer.hub:
             follow_pauses(consumer)
         else:

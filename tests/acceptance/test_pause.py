@@ -11,8 +11,10 @@ from pathlib import Path
 import pytest
 
 import celery_rabbit_delay
+from celery_rabbit_delay.amqp.schedule import cancel
 from celery_rabbit_delay.core.errors import InvalidDestination, UnsupportedConfiguration
 from tests.kit.broker import QUICK, own_node
+from tests.kit.proxy import proxy
 from tests.kit.wait import wait_until
 
 from .conftest import MakeShop, Shop, Worker, assert_nothing_went_wrong
@@ -59,6 +61,24 @@ def test_no_worker_takes_what_is_sent_to_a_paused_queue_or_due_until_it_is_resum
     assert not any(run["delivery_info"]["redelivered"] for run in shop.runs())
     assert celery_rabbit_delay.paused(shop.app) == {}
     assert_nothing_went_wrong(shop, one, two, again)
+
+
+def test_a_worker_whose_second_connection_falls_silent_learns_of_a_pause_and_of_what_is_cancelled(
+    make_shop: MakeShop,
+) -> None:
+    """As behind a firewall that forgets a connection: both ends keep it, and nothing more comes."""
+    shop = make_shop(queues="quorum")
+    with shop.vhost.connection() as connection, proxy(shop.vhost.broker.node.port) as between:
+        cancel(connection, ["creates the stream"])
+        through = make_shop(broker_url=between.url(shop.vhost.url("amqp")), queues="quorum")
+        worker = through.worker("-Q", "celery,mail")
+        assert between.silence("celery-rabbit-delay follower")
+        cancel(connection, ["victim"])
+        celery_rabbit_delay.pause(shop.app, "mail")
+        is_quiet(worker)
+        inspect = shop.app.control.inspect(timeout=5, limit=1)
+        assert "victim" in inspect.revoked()["w@localhost"]
+    assert_nothing_went_wrong(shop, worker)
 
 
 def test_a_pause_ends_at_its_time(make_shop: MakeShop) -> None:

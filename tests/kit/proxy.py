@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -12,7 +13,7 @@ from contextlib import contextmanager
 class Proxy:
     """`sent` is all that clients have sent; `cut_after(data)` is asked before each piece of it is passed on.
 
-    While `flowing` is cleared, nothing is passed on in either direction.
+    While `flowing` is cleared, nothing is passed on in either direction; after `silence`, nothing of some connections.
     """
 
     def __init__(self, port: int) -> None:
@@ -22,6 +23,8 @@ class Proxy:
         self.flowing = threading.Event()
         self.flowing.set()
         self.connections: list[socket.socket] = []
+        self.first: dict[socket.socket, bytes] = {}  # what each client has said first
+        self.silenced: set[socket.socket] = set()
         self.listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self.listener.getsockname()[1]
         threading.Thread(target=self._accept, daemon=True).start()
@@ -42,13 +45,17 @@ class Proxy:
                 threading.Thread(target=self._pass, args=(server, client, False), daemon=True).start()
 
     def _pass(self, source: socket.socket, target: socket.socket, sending: bool) -> None:
+        client = source if sending else target
         with contextlib.suppress(OSError):
             while data := source.recv(65536):
                 if sending:
                     self.sent += data
+                    self.first[client] = (self.first.get(client, b"") + data)[:2000]
                     if self.cut_after(data):
                         source.shutdown(socket.SHUT_RDWR)  # the client hears no more; the broker gets this last piece
                 self.flowing.wait()
+                while client in self.silenced:
+                    time.sleep(0.05)
                 target.sendall(data)
         for sock in (source, target):
             with contextlib.suppress(OSError):
@@ -59,6 +66,12 @@ class Proxy:
         """Return the URL of the broker, by way of this proxy."""
         return url.replace(str(self.target), str(self.port))
 
+    def silence(self, name: str) -> int:
+        """Pass on nothing more of the connections that have this name now, and close none; return how many."""
+        named = {client for client, first in self.first.items() if name.encode() in first}
+        self.silenced |= named
+        return len(named)
+
     def cut(self) -> None:
         """Cut all connections that there are."""
         connections, self.connections = self.connections, []
@@ -68,6 +81,7 @@ class Proxy:
 
     def close(self) -> None:
         self.flowing.set()
+        self.silenced.clear()
         self.listener.close()
 
 

@@ -21,7 +21,7 @@ from celery_rabbit_delay.amqp.clocks import sent_now
 from celery_rabbit_delay.amqp.follower import Follower
 from celery_rabbit_delay.amqp.stream_consumer import StreamMessage
 from celery_rabbit_delay.app import control
-from celery_rabbit_delay.core import changes
+from celery_rabbit_delay.core import changes, streams
 from celery_rabbit_delay.core.headers import HEADER, X_DELAY_SENT
 from celery_rabbit_delay.core.options import OPTIONS, Options
 
@@ -145,8 +145,9 @@ def test_what_is_lost_while_another_stream_cannot_be_read_is_read_again(
     assert known.changes.cancels("a")
 
 
-def test_a_subscription_is_renewed_when_a_message_comes_later_and_read_anew_if_nothing_is_sent(
-    followed: set[str], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("by", ["messages", "a timer"])
+def test_a_subscription_is_renewed_now_and_then_and_read_anew_if_nothing_is_sent(
+    followed: set[str], monkeypatch: pytest.MonkeyPatch, by: str
 ) -> None:
     client, now = Client(), 0.0
     connection = connected(client)
@@ -166,10 +167,14 @@ def test_a_subscription_is_renewed_when_a_message_comes_later_and_read_anew_if_n
     monkeypatch.setattr(Follower, "renew", renew)
     monkeypatch.setattr(Follower, "receive", lambda self: None)
     monkeypatch.setattr(time, "monotonic", lambda: now)
+    stream = streams.changes(connection.delay_options.cascade)
     message = received(number=1)
     for seconds in range(3 * receiving.RENEWAL + 1):
         now = float(seconds)
-        assert not receiving.is_dropped(connection, message)
+        if by == "messages" or not done:
+            assert not receiving.is_dropped(connection, message)
+        else:
+            connection.following.keep_up(stream, len)
     renewed = [("renewed", number * receiving.RENEWAL) for number in (1, 2, 3)]
     assert done == [("read", 0), *renewed, ("read", 3 * receiving.RENEWAL)]
 
