@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import kombu
 from amqp import Message
-from amqp.exceptions import AMQPError, NotFound
+from amqp.exceptions import AMQPError, NotAllowed, NotFound
 from kombu.exceptions import OperationalError
 
 from ..core import streams
@@ -276,6 +276,8 @@ def _count(channel: Any, stream: Stream) -> int | None:
 
 def _advice(exc: Exception) -> str:
     """Return what to do about a stream that cannot be read."""
+    if isinstance(exc, NotAllowed):  # of a limit, which the error names
+        return "try again once there is room"
     if is_lost(exc):
         return "the connection is lost again and again: the log of RabbitMQ says why"
     if isinstance(exc, TimeoutError):  # an alarm lets no marker in, and says nothing of the stream

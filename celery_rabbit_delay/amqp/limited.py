@@ -6,6 +6,7 @@ A connection of the user is one, too. None of its waits is limited, but for thos
 from __future__ import annotations
 
 import os
+import re
 import struct
 import time
 from collections.abc import Callable
@@ -14,7 +15,7 @@ from functools import cached_property
 from typing import Any
 
 from amqp import spec
-from amqp.exceptions import AMQPError, ChannelError
+from amqp.exceptions import AMQPError, ChannelError, NotAllowed
 from kombu.transport import pyamqp
 from kombu.utils.text import version_string_as_tuple
 
@@ -23,6 +24,15 @@ from ..core.options import Options
 
 #: The message of errors.
 NO_ANSWER = "RabbitMQ has not answered in time: is it reachable, and does an alarm block publishers?"
+
+
+#: What is added to RabbitMQ's refusal because of a limit of a user, of a virtual host or of a node.
+LIMITED = (
+    "A process that delays tasks needs one more connection for each on which it publishes, with up to 5 channels, and "
+    "a worker another one, with one for each stream that it follows: raise the limit, as with `rabbitmqctl "
+    'set_user_limits USER \'{"max-connections": 500, "max-channels": 5000}\'` or `rabbitmqctl set_vhost_limits -p '
+    "VHOST '{\"max-connections\": 500}'`; -1 is none"
+)
 
 
 class Blocked(TimeoutError):
@@ -165,6 +175,15 @@ class LimitedConnection(pyamqp.Connection):  # type: ignore[misc]
             if on_refused is None or method_sig != spec.Channel.Close:
                 raise
             on_refused(exc)
+
+    def _on_close(self, code: int, text: str, *method: int) -> Any:
+        """Raise why RabbitMQ closes this connection, with what is needed if it is a limit of connections or channels.
+
+        It is an error of a connection all the same, after which Celery and Kombu try again.
+        """
+        if code == NotAllowed.code and re.search(r"limit (of )?\(?\d", text):
+            text = f"{text}. {LIMITED}"
+        return super()._on_close(code, text, *method)
 
     def _on_blocked(self) -> Any:
         self.is_blocked = True

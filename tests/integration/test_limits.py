@@ -6,6 +6,7 @@ import logging
 import re
 
 import pytest
+from amqp.exceptions import NotAllowed
 
 from celery_rabbit_delay import LimitReached, operate
 from celery_rabbit_delay.core.options import Options
@@ -113,3 +114,31 @@ def test_verify_names_a_policy_that_limits_any_of_our_queues_and_none_of_others(
             return [one.name for one in operate.compare(connection, [], api.snapshot()) if one.kind == "policy"]
 
         wait_until(lambda: named() == sorted(ours), "each of them is named")
+
+
+@pytest.mark.parametrize(
+    ("of", "limit", "too_few", "enough"),
+    [("user", "max-connections", 1, 2), ("vhost", "max-connections", 1, 2), ("user", "max-channels", 1, 6)],
+)
+def test_a_limit_of_connections_or_channels_is_named_with_what_is_needed(
+    vhost: Vhost, of: str, limit: str, too_few: int, enough: int
+) -> None:
+    def put(value: int) -> None:
+        name = user if of == "user" else vhost.name
+        vhost.broker.api("PUT", f"/{of}-limits/{name}/{limit}", {"value": value})
+
+    vhost.declare("q")
+    user = vhost.user(".*", ".*", ".*")
+    put(too_few)
+    with vhost.connection(user, **OPTIONS) as connection:
+        connection.default_channel  # noqa: B018
+        shown = "connections" if limit == "max-connections" else "channels"
+        wait_until(lambda: vhost.broker.api("GET", f"/vhosts/{vhost.name}/{shown}"), "RabbitMQ counts it")
+        says = rf"limit (of )?\(?{too_few}.*needs one more connection.*up to 5 channels.*{limit}"
+        with pytest.raises(NotAllowed, match=says):
+            publish(connection, 1)
+        asked = run(vhost.url("amqp", user), "list")
+        assert (asked.code, re.search(says, asked.err.replace("\n", " ")) is not None) == (1, True), asked.err
+        put(enough)
+        publish(connection, 0.01)
+        assert len(take(connection, "q", 1)) == 1
