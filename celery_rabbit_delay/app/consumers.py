@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 import kombu
+from amqp.exceptions import NotAllowed
 
 from .. import upstream
 from ..amqp.clocks import utc_ms
@@ -137,7 +138,7 @@ class DelayedConsumer(kombu.Consumer):  # type: ignore[misc]
                 for destination in destinations_of(queue):
                     with suppress(DestinationNotFound):  # a `no_declare` queue may name an exchange that does not exist
                         connection.sender.lead_back(destination)
-            except (NotPermitted, NotStored) as exc:  # the worker can still consume
+            except (NotPermitted, NotStored, NotAllowed) as exc:  # the worker can still consume
                 refused[queue.name] = exc
         if not refused.keys() <= _refused:
             _refused.update(name for name, exc in refused.items() if isinstance(exc, NotPermitted))

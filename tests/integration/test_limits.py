@@ -5,10 +5,12 @@ from __future__ import annotations
 import logging
 import re
 
+import kombu
 import pytest
 from amqp.exceptions import NotAllowed
 
 from celery_rabbit_delay import LimitReached, operate
+from celery_rabbit_delay.app.consumers import DelayedConsumer
 from celery_rabbit_delay.core.options import Options
 from celery_rabbit_delay.operate.management import Management
 from tests.kit.broker import QUICK, Vhost, lead, publish, take
@@ -142,3 +144,17 @@ def test_a_limit_of_connections_or_channels_is_named_with_what_is_needed(
         put(enough)
         publish(connection, 0.01)
         assert len(take(connection, "q", 1)) == 1
+
+
+def test_a_worker_for_whose_own_connection_there_is_no_room_consumes_and_says_what_is_needed(
+    vhost: Vhost, caplog: pytest.LogCaptureFixture
+) -> None:
+    vhost.declare("q")
+    user = vhost.user(".*", ".*", ".*")
+    vhost.broker.api("PUT", f"/user-limits/{user}/max-connections", {"value": 1})
+    with vhost.connection(user, **OPTIONS) as connection:
+        channel = connection.default_channel
+        wait_until(lambda: vhost.broker.api("GET", f"/vhosts/{vhost.name}/connections"), "RabbitMQ counts it")
+        DelayedConsumer(channel, [kombu.Queue("q")])
+    assert "cannot create the cascade or bind it to 'q'" in caplog.text
+    assert "needs one more connection" in caplog.text
