@@ -77,12 +77,6 @@ class QueueNames:
         self._known = lru_cache(maxsize=1024)(self._names)
         self.only = only
 
-    @property
-    def scope(self) -> str:
-        """A text that tells the queues from others; empty if it is about any queue."""
-        bindings = sorted(f"{name} {bound.exchange.name} {bound.routing_key}" for name, bound in self._bindings)
-        return repr((sorted(self._queues), bindings, sorted(self._opaque))) if self.only else ""
-
     def __contains__(self, name: str) -> bool:
         return name in self._queues
 

@@ -129,12 +129,24 @@ class Follower(StreamConsumer):
             self._begin(stream, done and Place.of(done))
 
     def at(self, stream: Stream, offset: int) -> StreamMessage | None:
-        """Return the message at an offset of a stream; None if it is no longer there. Raises as `extents`."""
-        self._begin(stream, Place(offset - 1, b""))
-        while (message := self.receive(self._limit())) is not None and message.offset < offset:
-            pass
+        """Return the message at an offset of a stream; None if it is no longer there. Raises as `between`."""
+        with suppress(TimeoutError):
+            return next(iter([*self.between(stream, offset, offset)]), None)
+        return None
+
+    def between(self, stream: Stream, first: int, last: int) -> Iterator[StreamMessage]:
+        """Yield what a stream still has from an offset to another one, which it has had. Raises as `extents`."""
+        self._begin(stream, Place(first - 1, b""))
+        offset = -1
+        while offset < last:
+            message = self.receive(self._limit())
+            if message is None:
+                raise TimeoutError(NO_ANSWER)
+            offset = message.offset
+            if offset <= last:
+                yield message
         self._stop(stream)
-        return message if message is not None and message.offset == offset else None
+        self._arrived.clear()
 
     def _until(
         self, stream: Stream, is_last: Callable[[StreamMessage], bool] | None, silence: float

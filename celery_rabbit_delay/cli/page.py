@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -25,7 +24,6 @@ def page(
     *,
     read_only: bool = False,
     any_queue: bool = False,
-    index: Path | None = None,
     management_url: str | None = None,
     links: Mapping[str, str] | None = None,
 ) -> WSGIApplication:
@@ -36,8 +34,8 @@ def page(
     in all processes. `links` lead to other pages about a task: names and URLs, in which `{id}` stands for its id. The
     other arguments are those of the command `web`.
 
-    The first request raises `UnsupportedConfiguration` if `install` was not called, or if the extra `web` is missing,
-    and `IndexUnusable`. Raises `ValueError` for a link without `{id}`.
+    The first request raises `UnsupportedConfiguration` if `install` was not called, or if the extra `web` is missing.
+    Raises `ValueError` for a link without `{id}`.
     """
 
     def broker() -> Broker:
@@ -54,7 +52,7 @@ def page(
     except ModuleNotFoundError as exc:
         raise UnsupportedConfiguration("the page needs more: pip install 'celery-rabbit-delay[web]'") from exc
     setting = Setting(read_only=read_only, secret=secret, links=check_links(links or {}), is_mounted=True)
-    return MountedPage(setting, broker, index)
+    return MountedPage(setting, broker)
 
 
 def _off(environ: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:

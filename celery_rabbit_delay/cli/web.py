@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -18,12 +17,6 @@ if TYPE_CHECKING:
 
 #: The environment variable with the password of the page.
 PASSWORD = "CELERY_RABBIT_DELAY_WEB_PASSWORD"
-
-index_option = click.option(
-    "--index",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="Keep the index in this file, so that the next start continues with it (default: a temporary file).",
-)
 
 
 @click.command()
@@ -50,7 +43,6 @@ index_option = click.option(
     help="Link each task to another page about it, such as Flower=https://flower.example.com/task/{id}. May be "
     "repeated.",
 )
-@index_option
 @management_option
 @any_queue_option
 @pass_target
@@ -61,7 +53,6 @@ def web(
     names: tuple[str, ...],
     read_only: bool,
     links: tuple[str, ...],
-    index: Path | None,
     management_url: str | None,
     any_queue: bool,
 ) -> None:
@@ -78,20 +69,19 @@ def web(
         except ValueError as exc:
             raise click.BadParameter(str(exc), param_hint="--link") from exc
         setting = Setting(host, port, names, os.environ.get(PASSWORD, ""), read_only, links=named)
-        serve(setting, broker_of(target, management_url, any_queue), index, click.echo)
+        serve(setting, broker_of(target, management_url, any_queue), click.echo)
 
 
 @click.command()
-@index_option
 @management_option
 @other_queues_option
 @pass_target
-def metrics(target: Target, index: Path | None, management_url: str | None, any_queue: bool) -> None:
+def metrics(target: Target, management_url: str | None, any_queue: bool) -> None:
     """Print metrics of the app's waiting tasks for Prometheus, once. Needs the extra `web`."""
     with handle_errors(), _extra():
         from ..web.serve import metrics
 
-        click.echo(metrics(broker_of(target, management_url, any_queue), index), nl=False)
+        click.echo(metrics(broker_of(target, management_url, any_queue)), nl=False)
 
 
 def broker_of(target: Target, management_url: str | None, any_queue: bool = False) -> Broker:

@@ -15,7 +15,6 @@ from ..amqp.clocks import utc_ms
 from ..core import headers as headers_
 from ..core.text import counted
 from . import forms, plot, search
-from .database import reading
 from .operations import Done, Operations, or_reason
 from .overview import Overview
 from .printing import printable
@@ -30,11 +29,10 @@ def add_actions(site: Flask, operations: Operations, overview: Overview) -> None
         wanted = forms.matching()
         if wanted is None:
             return forms.numbers()
-        with reading(operations.indexer.path) as db:
-            numbers = [number for _, number in search.soonest(db, wanted, utc_ms())]
-        if len(numbers) > search.MOST:
+        found = search.found(operations.indexer.view, wanted, utc_ms())
+        if len(found) > search.MOST:
             abort(400, f"More than {search.MOST:,} match: choose a filter that fewer match.")
-        return numbers
+        return [row.number for row in found]
 
     def user() -> str:
         """Return the user whom the server or the application in front has authenticated, or else the address."""

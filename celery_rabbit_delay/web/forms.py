@@ -16,7 +16,6 @@ from ..core.due import due_at, eta_in_utc
 from ..core.errors import InvalidDelay
 from ..core.periodic import SENT_WITH, parse_fields
 from ..operate import PeriodicTask
-from .database import CANCELLED, WAITING
 from .index import NUMBERS
 from .search import Filter
 
@@ -134,7 +133,7 @@ def wanted(arguments: Mapping[str, str] | None = None) -> Filter:
         arguments.get("queue", "")[:255],
         moment(arguments.get("since", "")),
         moment(arguments.get("until", "")),
-        CANCELLED if arguments.get("state") == "cancelled" else WAITING,
+        arguments.get("state") == "cancelled",
     )
 
 
@@ -150,7 +149,7 @@ def moment(text: str) -> int | None:
 
 
 def place(text: str | None) -> tuple[int, int] | None:
-    """Return a row's place in the schedule from two numbers, see `Row.place`; None for other text."""
+    """Return a row's place in the schedule from two numbers, its due time and its own; None for other text."""
     parts = (text or "").split("-")
     if len(parts) != 2 or not all(part.isascii() and part.isdigit() and len(part) < 18 for part in parts):
         return None

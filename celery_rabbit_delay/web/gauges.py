@@ -12,8 +12,8 @@ from prometheus_client.core import GaugeMetricFamily as Gauge
 from prometheus_client.registry import Collector
 
 from ..operate import BeatStatus, Status
-from .database import clean
 from .overview import Overview
+from .printing import clean
 
 
 class _Collector(Collector):
@@ -42,8 +42,7 @@ def exposition(overview: Overview) -> bytes:
 def _of_the_index(overview: Overview) -> Iterator[Gauge | Counter]:
     """Yield what the index knows. Call it after the broker was asked, which may have counted orphans."""
     summary, indexer = overview.summary(), overview.indexer
-    waiting = [(share.name, share.amount) for share in summary.queues]
-    yield _gauges("waiting", "Waiting messages in the journal, by their queue.", ["queue"], waiting)
+    yield _gauges("waiting", "Waiting messages in the journal, by their queue.", ["queue"], summary.queues.items())
     yield _gauge("cancelled", "Cancelled messages in the journal that are not due yet.", summary.cancelled)
     paused = [(clean(name), 1) for name in sorted(indexer.paused)]
     yield _gauges("paused", "1 for each queue that is paused.", ["queue"], paused)

@@ -1,45 +1,31 @@
-"""An index of waiting messages in an SQLite file: fed from the journal's streams, read by the page and the metrics.
+"""The index: a row in memory for each message that waits or is cancelled, as far as the streams were read.
 
-The file grows with the journal, but the memory of the process does not. After a restart the index continues where it
-stopped, because it stores the contents of a stream together with the position in it. What was said of messages, such as
-that they are cancelled, it reads anew at each start and keeps in memory, as a worker does.
+One thread applies what streams say. Others read `Index.view`, which is replaced by another one and never changed.
 """
 
 from __future__ import annotations
 
-import json
-import logging
-import sqlite3
-from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, closing, suppress
-from pathlib import Path
+import math
+import sys
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 from ..amqp import schedule as schedule_
 from ..amqp.destinations import QueueNames
-from ..amqp.stream_consumer import Place, StreamMessage
+from ..amqp.stream_consumer import StreamMessage
 from ..core import streams
 from ..core.changes import Pause
-from ..core.fates import Fates
+from ..core.fates import Fate, Fates
 from ..core.headers import X_DELAY_SENT, own
-from ..core.journal import Record
+from ..core.journal import Record, unpack_records
 from ..core.streams import Unreadable
-from .database import (
-    STATES,
-    TABLES,
-    VERSION,
-    IndexDamaged,
-    IndexUnusable,
-    clean,
-    connect,
-    create,
-    delete,
-    lock,
-    noticing_damage,
-)
-from .printing import SEARCHED, body_text, printable
+from .printing import SEARCHED, body_text, clean, printable
 
-logger = logging.getLogger(__name__)
+#: The messages that are kept: those that are due first. When half of them are left, the journal is read again.
+MOST = 500_000
 
 #: The end of the year 9999, in milliseconds: the latest due time.
 _LATEST = 253_402_300_799_999
@@ -47,20 +33,8 @@ _LATEST = 253_402_300_799_999
 #: The limit of the messages' numbers.
 NUMBERS = 1 << streams.NUMBER_BITS
 
-#: The maximum number of past rows to remove at a time.
-_PRUNED = 5000
-
-_INSERT = """INSERT OR IGNORE INTO message
-    (number, due, state, id, task, queue, key, retries, sent, marks, arguments, stream, offset)
-    VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"""
-
-_JUDGED = "number, due, id, sent, marks"
-
-#: The endings of the names of streams that are read from their beginning at each start.
-_READ_ANEW = (".changes",)
-
-#: The position of `retries` in a row.
-_RETRIES = 7
+#: Milliseconds that a message stays after its due time, so that it does not vanish from a page that was just shown.
+_KEEP = 2000
 
 
 class Counts(NamedTuple):
@@ -71,201 +45,149 @@ class Counts(NamedTuple):
     moved: int = 0
 
 
+class Row(NamedTuple):
+    """A message that waits or is cancelled. Rows are sorted by their first two fields, which no other has."""
+
+    due: int  # milliseconds since 1970
+    number: int
+    id: str
+    task: str  # "" for a message that is not a Celery task
+    queue: str
+    retries: int
+    arguments: str  # truncated
+    stream: str
+    offset: int
+
+
+class View(NamedTuple):
+    """What the index has at a moment, the soonest first."""
+
+    waiting: list[Row]
+    cancelled: list[Row]
+    later: Mapping[str, int] = {}  # messages that wait, are due after these, and are not kept, by queue
+
+
 class Index:
-    """Writes the index. Only one thread of one process may write it; others use `connect`."""
+    """The rows for some queues. Only one thread may call what changes it."""
 
-    def __init__(self, path: Path, about: str, scope: str = "") -> None:
-        """`about` names the cascade and its broker, `scope` the queues that it is about. Raises `IndexUnusable`."""
-        self.path = path
-        self._about, self._scope = about, scope
-        self._names: dict[str, int] = {}  # the numbers of those in the messages that are being stored
-        with ExitStack() as failing:
-            self._lock = failing.enter_context(lock(path))
-            try:
-                self._check()
-                self._open()
-            except IndexDamaged as exc:
-                logger.warning("A new index is begun: %s", exc)
-                delete(path)
-                create(path)
-                self._open()
-            except sqlite3.Error as exc:
-                raise IndexUnusable(
-                    f"{path} cannot be used as an index: {exc}: delete it if it was one, or name another file"
-                ) from exc
-            failing.pop_all()
-
-    def _check(self) -> None:
-        """Check that the file is an index or empty, before anything is written to it."""
-        with closing(connect(self.path)) as db:
-            version = db.execute("PRAGMA user_version").fetchone()[0]
-            tables = {name for (name,) in db.execute("SELECT name FROM sqlite_master")}
-        if tables and not (version and {"about", "message", "place"} <= tables):
-            raise IndexUnusable(f"{self.path} is a file of another program: name another file")
-        if version not in (0, VERSION):
-            raise IndexUnusable(f"{self.path} was made by another release: delete it, or name another file")
-
-    def _open(self) -> None:
-        """Open the file, or begin an index in an empty one. Raises `IndexUnusable`, `IndexDamaged`."""
-        with ExitStack() as failing:
-            self._db = failing.enter_context(closing(connect(self.path, writable=True)))
-            with noticing_damage(self.path):
-                self._prepare()
-            failing.pop_all()
-
-    def _prepare(self) -> None:
-        db = self._db
-        # In one transaction, because tables without a version count as those of another program.
-        db.executescript(f"BEGIN; {TABLES} PRAGMA user_version = {VERSION}; COMMIT;")
-        with db:
-            db.execute("INSERT OR IGNORE INTO about VALUES ('of', ?)", [self._about])
-        found = db.execute("SELECT value FROM about WHERE name = 'of'").fetchone()[0]
-        if found != self._about:
-            raise IndexUnusable(f"{self.path} is the index of {found}, but this is {self._about}: name another file")
-
-        before = db.execute("SELECT value FROM about WHERE name = 'queues'").fetchone()
-        if before is not None and before[0] != clean(self._scope):
-            logger.info("The index is built again, because the queues of the app are others than before")
-            self.clear()
-        with db:
-            db.execute("INSERT OR REPLACE INTO about VALUES ('queues', ?)", [clean(self._scope)])
-        self._begin()
-
-    def close(self) -> None:
-        self._db.close()
-        self._lock.close()
-
-    def places(self) -> dict[str, Place]:
-        """Return the last message that was read of each stream, by the stream's name."""
-        return dict(self._places)
+    def __init__(self, queues: QueueNames) -> None:
+        self.view = View([], [])
+        self._queues = queues
+        self._now = 0
+        self._fates = Fates(lambda: self._now / 1000)
+        self._void: list[int] = []  # numbers of copies that became void since the view was made
+        self._fates.changes.on_void = self._void.append
+        self._told: set[str] = set()  # ids that were cancelled or restored since then
+        self._new: list[Row] = []  # since then
+        self._sorted: list[Row] = []
+        self._rows: dict[int, Row] = {}
+        self._cancelled: set[int] = set()  # numbers
+        self._marks: dict[int, Mapping[str, Any]] = {}  # headers by which a message may be cancelled
+        self._until = math.inf  # messages that are due after this are not kept
+        self._later = Counter[str]()  # those that wait, by queue
 
     def paused(self, now: int) -> dict[str, Pause]:
         """Return the paused queues by their names, as far as the streams were read. Any thread may ask."""
         return self._fates.changes.paused(now)
 
-    def _begin(self) -> None:
-        """Go on where the file stops; what was said of messages is read anew, for it is kept in memory."""
-        self._now = 0
-        self._fates = Fates(lambda: self._now / 1000)
-        self._void: list[int] = []  # numbers of copies that became void since the last transaction
-        self._fates.changes.on_void = self._void.append
-        rows = self._db.execute("SELECT stream, offset, digest FROM place")
-        self._places = {stream: Place(offset, digest) for stream, offset, digest in rows}
+    @property
+    def is_exhausted(self) -> bool:
+        """Whether so many messages became due that those which were not kept are among the first ones soon."""
+        return bool(self._later) and len(self._rows) < MOST // 2
 
-    def clear(self) -> None:
-        """Delete all contents, to build the index again."""
-        with self._db as db:
-            db.execute("DROP TRIGGER message_removed")  # it would take minutes, because it runs for each row
-            db.execute("INSERT INTO search (search) VALUES ('delete-all')")
-            for table in ("message", "name", "place"):
-                db.execute(f"DELETE FROM {table}")
-        self._db.executescript(TABLES)
-        self._begin()
+    def expect_all(self) -> None:
+        """Keep what is due first of all messages, which are applied once more from now on."""
+        self._until, self._later = math.inf, Counter()
 
-    def apply(self, entries: Iterable[StreamMessage], queues: QueueNames, now: int) -> Counts:
-        """Store some messages of streams; `now` is in milliseconds since 1970."""
-        self._now = now
-        said = Fates(lambda: now / 1000)
-        places: dict[str, Place] = {}
-        told: list[str] = []  # ids that were cancelled or restored
-        rows: list[tuple[Any, ...]] = []
-        self._names.clear()
-        with self._db as db:
-            for entry in entries:
-                places[entry.stream] = Place.of(entry)
+    def apply(self, entry: StreamMessage, now: int) -> Counts:
+        """Take a message of a stream, in any order of the journal's; `now` is in milliseconds since 1970."""
+        self._now, void, delayed = now, len(self._void), 0
+        told: list[str] = []
+        with suppress(Unreadable):
+            told = self._fates.changes.apply(entry.body)
+            for record in unpack_records(entry.body):
                 with suppress(Unreadable):
-                    told += said.changes.apply(entry.body)
-                    rows += self._rows(self._fates.apply(entry.body), queues, entry)
-            # The retry of a message with a key keeps its number, and that message may not be pruned yet.
-            again = [(row[0], row[1]) for row in rows if row[_RETRIES]]
-            db.executemany("DELETE FROM message WHERE number = ? AND due < ?", again)
-            rows = list({row[0]: row for row in rows}.values())
-            newest = db.execute("SELECT max(row) FROM message").fetchone()[0] or 0
-            db.executemany(_INSERT, rows)
-            db.execute(
-                "INSERT INTO search (rowid, arguments) SELECT row, arguments FROM message WHERE row > ?", [newest]
-            )
-            self._settle(said, told)
-            kept = [(name, *place) for name, place in places.items() if not name.endswith(_READ_ANEW)]
-            db.executemany("INSERT OR REPLACE INTO place VALUES (?, ?, ?)", kept)
-        self._places |= places
-        cancelled = sum(said.changes.cancelled_at(id_) is not None for id_ in told)
-        moved = len(self._void)
-        self._void.clear()
-        return Counts(len(rows), cancelled, moved)
-
-    def prune(self, now: int) -> int:
-        """Remove some messages that are due before `now`, in milliseconds since 1970; return their number."""
-        removed = 0
-        with self._db as db:
-            for state in STATES.values():
-                removed += db.execute(
-                    "DELETE FROM message WHERE row IN "
-                    "(SELECT row FROM message WHERE state = ? AND due <= ? ORDER BY due LIMIT ?)",
-                    [state, now, _PRUNED],
-                ).rowcount
-        return removed
-
-    def _rows(self, records: Iterable[Record], queues: QueueNames, entry: StreamMessage) -> Iterator[tuple[Any, ...]]:
-        for record in records:
-            if record.due <= _LATEST and record.number < NUMBERS:
-                with suppress(Unreadable):
-                    yield from self._row(record, queues, entry.stream, entry.offset)
+                    delayed += self._add(record, entry)
+        self._told.update(map(clean, told))
+        cancelled = sum(self._fates.changes.cancelled_at(id_) is not None for id_ in told)
+        return Counts(delayed, cancelled, len(self._void) - void)
 
     @streams.reading
-    def _row(self, record: Record, queues: QueueNames, stream: str, offset: int) -> list[tuple[Any, ...]]:
-        """Return a record's row, if it is for one of the queues that the index is about."""
+    def _add(self, record: Record, entry: StreamMessage) -> bool:
+        """Add a row for a record that is about one of the queues; return whether it is one."""
+        if record.number in self._rows or record.number >= NUMBERS or record.due > _LATEST:
+            return False  # a stream may have a record twice
         headers = schedule_.headers_in(record)
-        shown = schedule_.describe(record, headers, queues)
-        state = STATES.get(self._fates.of(record, self._now, lambda record: headers))
-        if state is None or not schedule_.concerns(headers, queues):
-            return []
+        fate = self._fates.of(record, self._now, lambda record: headers)
+        if fate in (None, Fate.MOVED) or not schedule_.concerns(headers, self._queues):
+            return False
+        shown = schedule_.describe(record, headers, self._queues)
+        if record.due > self._until:
+            self._later[_name(shown.queue)] += fate is Fate.WAITS
+            return True
         if shown.task is None:
             arguments = body_text(record.body, SEARCHED)
         else:
             parts = [text for text in (shown.args, shown.kwargs) if text not in (None, "()", "{}")]
             arguments = printable(" ".join(map(str, parts)), SEARCHED)
-        sent = own(headers).get(X_DELAY_SENT)
-        marks = {"stamps": headers["stamps"]} if headers.get("stamps") else {}
-        row = (
-            record.number,
+        row = self._rows[record.number] = Row(
             record.due,
-            state,
+            record.number,
             clean(record.id),
-            self._name(shown.task or ""),
-            self._name(shown.queue),
-            None,
+            _name(shown.task or ""),
+            _name(shown.queue),
             shown.retries,
-            clean(sent) if isinstance(sent, str) else None,
-            json.dumps(marks, default=str) if marks else None,
             clean(arguments),
-            self._name(stream),
-            offset,
+            entry.stream,
+            entry.offset,
         )
-        return [row]
+        self._new.append(row)
+        if fate is Fate.CANCELLED:
+            self._cancelled.add(record.number)
+        if marks := {name: value for name, value in own(headers).items() if value and name in ("stamps", X_DELAY_SENT)}:
+            self._marks[record.number] = marks
+        return True
 
-    def _name(self, text: str) -> int:
-        """Return the number of a name. Names are stored once, because many messages share them."""
-        number = self._names.get(text)
-        if number is None:
-            shown = clean(text)[:255]
-            self._db.execute("INSERT OR IGNORE INTO name (text) VALUES (?)", [shown])
-            number = int(self._db.execute("SELECT id FROM name WHERE text = ?", [shown]).fetchone()[0])
-            self._names[text] = number
-        return number
+    def settle(self, now: int) -> None:
+        """Make a new view: of what was applied, without what is due; `now` is in milliseconds since 1970."""
+        rows, changes = self._rows, self._fates.changes
+        self._forget(rows[number] for number in self._void if number in rows)
+        told = [row for row in rows.values() if row.id in self._told] if self._told else []
+        if changes.stamps:
+            told += [rows[number] for number in self._marks]
+        for row in told:
+            is_cancelled = changes.cancels(row.id, self._marks.get(row.number))
+            (self._cancelled.add if is_cancelled else self._cancelled.discard)(row.number)
+        found = [row for row in (*self._sorted, *self._new) if rows.get(row.number) is row]
+        found.sort()
+        due = bisect_right(found, now - _KEEP, key=_due)
+        self._forget(found[:due])
+        if len(found) - due > MOST + MOST // 10:
+            dropped = found[due + MOST :]
+            self._until = found[due + MOST - 1].due
+            self._later.update(row.queue for row in dropped if row.number not in self._cancelled)
+            self._forget(dropped)
+            del found[due + MOST :]
+        del found[:due]
+        self._void.clear()
+        self._told.clear()
+        self._sorted, self._new = found, []
+        parts: tuple[list[Row], list[Row]] = [], []
+        for row in found:
+            parts[row.number in self._cancelled].append(row)
+        self.view = View(*parts, dict(self._later))
 
-    def _settle(self, said: Fates, ids: Iterable[str]) -> None:
-        """Note what became of messages in the index of which the streams have just said something."""
-        db = self._db
-        db.executemany("DELETE FROM message WHERE number = ?", [(number,) for number in self._void if number < NUMBERS])
-        told = [("id = ?", [clean(id_)]) for id_ in dict.fromkeys(ids)]
-        told += [("marks IS NOT NULL", [])] if said.changes.stamps else []
-        for condition, values in told:
-            for row, *message in db.execute(f"SELECT row, {_JUDGED} FROM message WHERE {condition}", values).fetchall():
-                if (state := self._state(*message)) is not None:
-                    db.execute("UPDATE message SET state = ? WHERE row = ?", [state, row])
+    def _forget(self, gone: Iterable[Row]) -> None:
+        for row in gone:
+            del self._rows[row.number]
+            self._cancelled.discard(row.number)
+            self._marks.pop(row.number, None)
 
-    def _state(self, number: int, due: int, id_: str, sent: str | None, marks: str | None) -> int | None:
-        """Return the state of a message; None if it is moved or due."""
-        headers = {X_DELAY_SENT: sent, **json.loads(marks or "{}")}
-        return STATES.get(self._fates.of(Record(due, number, id_, b"", b""), self._now, lambda record: headers))
+
+def _due(row: Row) -> int:
+    return row.due
+
+
+def _name(text: str) -> str:
+    """Return a name, which many rows share."""
+    return sys.intern(clean(text)[:255])

@@ -1,4 +1,8 @@
-"""Feeds the index from the journal's streams, in a separate thread."""
+"""Feeds the index from the streams, in a separate thread.
+
+It reads the changes first, and then the journal from its end backwards, the streams of the shortest delays first: so
+those that are due next are shown first. What comes meanwhile it follows.
+"""
 
 from __future__ import annotations
 
@@ -16,31 +20,29 @@ from ..amqp import connecting as connecting_
 from ..amqp.clocks import utc_ms
 from ..amqp.destinations import QueueNames
 from ..amqp.follower import Follower
-from ..amqp.stream_consumer import StreamMessage, StreamReplaced
+from ..amqp.stream_consumer import Place, StreamMessage, StreamReplaced
 from ..core import streams
 from ..core.changes import Pause
 from ..core.errors import DelayError, StreamUnavailable
-from ..core.topology import Stream
-from .database import IndexDamaged, noticing_damage
-from .index import Counts, Index
+from ..core.options import Options
+from ..core.topology import Cascade, Stream
+from .index import Counts, Index, View
 from .printing import reason
 
 logger = logging.getLogger(__name__)
 
-#: The maximum of bytes, messages and seconds that are stored in one transaction.
-_BYTES, _MESSAGES, _SECONDS = 2_000_000, 2000, 1.0
+#: Messages of a stream to read backwards at a time, and to be sent ahead meanwhile.
+_BLOCK, _AHEAD = 2000, 200
 
-#: Seconds without a message until pending messages are stored, and until other work is done if none is pending.
+#: Seconds without a message until a new view is made, and until other work is done if there is nothing new.
 _PAUSE, _TURN = 0.02, 0.3
 
-#: Seconds between two attempts to connect, and between two prunings.
-_AGAIN, _PRUNE = 1, 5
+#: The most seconds without a new view while messages come, and while none comes. Nor is one made for ten times as long
+#: as the last one took.
+_BUSY, _IDLE = 1, 5
 
-#: The most seconds between attempts that fail again and again.
-_AGAIN_AT_MOST = 60
-
-#: Milliseconds that a message stays after its due time, so that it does not vanish from a page that was just shown.
-_KEEP = 2000
+#: Seconds between two attempts to connect, which double up to the most.
+_AGAIN, _AGAIN_AT_MOST = 1, 60
 
 
 class Progress(NamedTuple):
@@ -50,34 +52,32 @@ class Progress(NamedTuple):
     left: int  # of the messages that the streams had at the beginning, those that are not read yet
     total: int
     error: str | None  # the reason why it has stopped
-    is_ready: bool = True  # whether it was up to date at least once since it was started
+    complete: int | None = None  # when it was last up to date, in milliseconds since 1970; None: not since its start
     has_streams: bool = True  # otherwise there is nothing to read
 
 
 class Indexer:
     """Keeps an index up to date until it is stopped."""
 
-    def __init__(self, index: Index, connect: Callable[[], kombu.Connection], queues: QueueNames) -> None:
-        self.path = index.path
-        self._index = index
+    def __init__(self, connect: Callable[[], kombu.Connection], queues: QueueNames) -> None:
+        self.index = Index(queues)
         self._connect = connect
         self._queues = queues
-        self._pending: list[StreamMessage] = []
-        self._bytes = 0  # of what is pending
-        self._reached: dict[str, int] = {}
         self._has_streams = True
+        self._places: dict[str, Place] = {}  # of the last message of each stream that was applied
+        self._reached: dict[str, int] = {}  # their offsets when the view was made
         self._ends: dict[str, int] = {}
-        self._first: dict[str, int] = {}
+        #: Of each stream that is read backwards, the offset before which messages are left, and their number.
+        self._back: dict[Stream, tuple[int, int]] = {}
+        self._total = 0
         self.counts = Counts()  # of the messages that came since the index was up to date for the first time
         self._seen = threading.Condition()
-        self._complete = time.monotonic()
+        self._began = time.monotonic()
+        self._complete: tuple[float, int] | None = None  # when it was last up to date, by both clocks
         self._error: str | None = None
         self._failed = 0  # attempts to follow the streams since the last one that worked
         self.stopping = threading.Event()
         self._follower: Follower | None = None
-        self.damage: IndexDamaged | None = None  # for which it has ended
-        #: Is called when it ends for that.
-        self.on_damage: Callable[[], object] = lambda: None
         self._thread = threading.Thread(target=self.run, name="indexer", daemon=True)
         self.is_ready = threading.Event()  # is set when the index is up to date for the first time
 
@@ -89,22 +89,34 @@ class Indexer:
         self._thread.join(30)
 
     @property
+    def view(self) -> View:
+        """What the index has now."""
+        return self.index.view
+
+    @property
     def progress(self) -> Progress:
-        ends = dict(self._ends)
-        left = sum(max(0, end - self._reached.get(name, -1)) for name, end in ends.items())
-        total = sum(end - self._first.get(name, 0) + 1 for name, end in ends.items())
-        is_complete = self._error is None and not left and not self._pending and self.is_ready.is_set()
-        behind = 0.0 if is_complete else time.monotonic() - self._complete
-        return Progress(behind, left, max(total, left), self._error, self.is_ready.is_set(), self._has_streams)
+        left = self._ahead + sum(amount for _, amount in list(self._back.values()))
+        clock, moment = self._complete or (self._began, None)
+        behind = time.monotonic() - clock if self._error or left or moment is None else 0.0
+        return Progress(behind, left, max(self._total, left), self._error, moment, self._has_streams)
+
+    @property
+    def _ahead(self) -> int:
+        """The number of messages that the streams which are followed had at the beginning, and that are left."""
+        reached = {name: place.offset for name, place in list(self._places.items())}
+        return sum(max(0, end - reached.get(name, -1)) for name, end in list(self._ends.items()))
 
     @property
     def paused(self) -> dict[str, Pause]:
         """The paused queues of the app by their names, or of anybody."""
-        found = self._index.paused(utc_ms())
+        found = self.index.paused(utc_ms())
         return {name: one for name, one in found.items() if self._queues.leads_to_one("", [name])}
 
     def catch_up(self, connection: kombu.Connection, timeout: float = 10) -> None:
-        """Wait until the index has all messages that the streams have now. Raises `StreamUnavailable`."""
+        """Wait until the view has all that the streams got until now, but for what is read backwards.
+
+        Raises `StreamUnavailable`.
+        """
         cascade = connection.transport.delay_options.cascade
         with Follower(connection) as reader:
             extents = reader.extents(streams.all_streams(cascade))
@@ -120,19 +132,17 @@ class Indexer:
         if not done:
             raise StreamUnavailable(f"the index has not caught up with the journal in {timeout:.0f} s: try again")
 
-    def give_up(self, damage: IndexDamaged) -> None:
-        """End, because the index is damaged. Any thread may call this."""
-        if self.damage is None:
-            self.damage, self._error = damage, reason(damage)
-            self.stopping.set()
-            self.on_damage()
-
     def run(self) -> None:
         """Follow the streams until it is stopped."""
         while not self.stopping.is_set():
             try:
                 with connecting_.connected(self._connect()) as connection:
-                    self._index_streams(connection)
+                    self._failed += 1
+                    with Follower(connection) as follower, Follower(connection, _AHEAD) as reader:
+                        self._follow(follower, reader, connection.transport.delay_options)
+            except StreamReplaced as exc:
+                logger.warning("The index is built again: %s", exc)
+                self.index, self._places, self._reached, self._back = Index(self._queues), {}, {}, {}
             except (AMQPError, DelayError, OperationalError, OSError) as exc:
                 self._error = reason(exc)
                 self.stopping.wait(min(_AGAIN * 2**self._failed, _AGAIN_AT_MOST))
@@ -141,71 +151,75 @@ class Indexer:
                 self._error = f"{type(exc).__name__}: {exc}"
                 self.stopping.wait(10 * _AGAIN)
 
-    def _index_streams(self, connection: kombu.Connection) -> None:
-        self._failed += 1
-        try:
-            with noticing_damage(self.path):
-                try:
-                    with Follower(connection) as follower:
-                        self._follow(follower, connection)
-                except StreamReplaced as exc:
-                    logger.warning("The index is built again: %s", exc)
-                    self._index.clear()
-        except IndexDamaged as exc:
-            self.give_up(exc)
-
-    def _follow(self, follower: Follower, connection: kombu.Connection) -> None:
-        options = connection.transport.delay_options
-        self._has_streams = options.streams
-        self._pending.clear()
-        self._bytes = 0
-        self._ends, self._reached, self._first = {}, {}, {}
+    def _follow(self, follower: Follower, reader: Follower, options: Options) -> None:
+        self._has_streams, self._ends = options.streams, {}
         if options.streams:
-            self._begin(follower, streams.all_streams(options.cascade))
+            self._begin(follower, reader, options.cascade)
         self._error, self._failed = None, 0
-        prune = stored = time.monotonic()
+        is_news, made, pause = True, time.monotonic(), 0.0
         while not self.stopping.is_set():
-            moment = time.monotonic()
-            came = self._take(follower.receive(_PAUSE if self._pending else _TURN))
-            if self._pending and (not came or self._is_much or time.monotonic() - stored > _SECONDS):
-                self._store()
-                stored = time.monotonic()
-                came = False  # on a busy stream, an index with all that has come is up to date, too
-            if not came and not self._pending and not self.progress.left:
-                self._complete = time.monotonic()
+            message = follower.receive(0 if self._back and not self._ahead else _PAUSE if is_news else _TURN)
+            if message is not None:
+                found = self._apply(message)
+                if self.is_ready.is_set():  # what came before the start is no event
+                    self.counts = Counts(*map(sum, zip(self.counts, found, strict=True)))
+            elif self._back and not self._ahead:
+                self._read_back(reader)
+            is_busy = message is not None or bool(self._back)
+            is_news, moment = is_news or is_busy, time.monotonic()
+            if moment >= made + (max(pause, _BUSY) if is_busy else pause if is_news else _IDLE):
+                self._make_view()
+                is_news, made = False, time.monotonic()
+                pause = 10 * (made - moment)
+            if not is_news and not self._ahead and not self._back:
+                self._complete = time.monotonic(), utc_ms()
                 self.is_ready.set()
-            if moment >= prune:
-                removed = self._index.prune(utc_ms() - _KEEP)
-                prune = time.monotonic() + (_TURN if removed else _PRUNE)
+                if self.index.is_exhausted:
+                    self.index.expect_all()
+                    self._look_back(reader, options.cascade)
 
-    @property
-    def _is_much(self) -> bool:
-        return self._bytes >= _BYTES or len(self._pending) >= _MESSAGES
-
-    def _begin(self, follower: Follower, wanted: list[Stream]) -> None:
-        """Follow the streams from where the index has been left."""
-        known = self._index.places()
-        places = {stream: known.get(stream.name) for stream in wanted}
-        for stream, place in places.items():
-            self._reached[stream.name] = place.offset if place else -1
-            self._first[stream.name] = place.offset + 1 if place else 0
-        follower.follow(places)
+    def _begin(self, follower: Follower, reader: Follower, cascade: Cascade) -> None:
+        """Follow the streams from where the index has been left; at first, the journal from its end on."""
+        if not self._places:
+            self._total = 0
+            self._look_back(reader, cascade)
+            self._places = {stream.name: Place(end - 1, b"") for stream, (end, _) in self._back.items()}
+        follower.follow({stream: self._places.get(stream.name) for stream in streams.all_streams(cascade)})
         self._follower, self._ends = follower, follower.ends
 
-    def _take(self, message: StreamMessage | None) -> bool:
-        if message is not None:
-            self._pending.append(message)
-            self._bytes += len(message.body)
-        return message is not None
+    def _look_back(self, reader: Follower, cascade: Cascade) -> None:
+        """Have the journal read backwards, from its present end."""
+        for stream, extent in reader.extents(streams.journals(cascade)).items():
+            if extent.last is not None and extent.last >= 0:
+                self._back[stream] = extent.last + 1, max(1, extent.messages)
+        self._total = sum(amount for _, amount in self._back.values())
 
-    def _store(self) -> None:
-        pending, self._pending, self._bytes = self._pending, [], 0
-        found = self._index.apply(pending, self._queues, utc_ms())
-        if self.is_ready.is_set():  # what came before the start is no event
-            self.counts = Counts(*map(sum, zip(self.counts, found, strict=True)))
+    def _read_back(self, reader: Follower) -> None:
+        """Apply the last block of a stream that was not read yet."""
+        stream, (end, left) = next(iter(self._back.items()))
+        begin, amount = max(0, end - _BLOCK), 0
+        for message in reader.between(stream, begin, end - 1):
+            self._apply(message)
+            amount += 1
+            if self.stopping.is_set():
+                return
+        if begin == 0 or not amount:  # what was before that was too old, and RabbitMQ has deleted it
+            del self._back[stream]
+            if not self._back:
+                reader.close()
+        else:
+            self._back[stream] = begin, max(1, left - amount)
+
+    def _apply(self, message: StreamMessage) -> Counts:
+        known = self._places.get(message.stream)
+        if known is None or message.offset >= known.offset:
+            self._places[message.stream] = Place.of(message)
+        return self.index.apply(message, utc_ms())
+
+    def _make_view(self) -> None:
+        self.index.settle(utc_ms())
         with self._seen:
-            for message in pending:
-                self._reached[message.stream] = message.offset
+            self._reached = {name: place.offset for name, place in self._places.items()}
             self._seen.notify_all()
 
 
@@ -215,6 +229,6 @@ def indexed(indexer: Indexer) -> None:
     try:
         while not indexer.is_ready.wait(0.1):
             if error := indexer.progress.error:
-                raise indexer.damage or StreamUnavailable(f"the journal cannot be read: {error}")
+                raise StreamUnavailable(f"the journal cannot be read: {error}")
     finally:
         indexer.stop()

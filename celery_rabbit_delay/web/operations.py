@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from typing import NamedTuple, TypeVar
@@ -27,11 +27,9 @@ from ..core.destination import Destination
 from ..core.errors import DelayError, NotWaiting
 from ..core.journal import Record
 from ..operate import BeatStatus, Finding, Orphan, Snapshot, Status
-from . import search
-from .database import CANCELLED, WAITING, reading
+from .index import Row
 from .indexer import Indexer
 from .printing import printable, reason
-from .search import Row
 
 T = TypeVar("T")
 
@@ -47,7 +45,7 @@ _WRITTEN = {
 }
 
 #: What is said of messages that are in another state than was expected.
-_OTHERS = {WAITING: ("no longer waits", "no longer wait"), CANCELLED: ("is not cancelled", "are not cancelled")}
+_OTHERS = {False: ("no longer waits", "no longer wait"), True: ("is not cancelled", "are not cancelled")}
 
 
 class Broker(NamedTuple):
@@ -118,12 +116,12 @@ class Operations:
         """Take back what has cancelled messages, by the numbers of their records."""
         with self._acting() as connection:
             self.indexer.catch_up(connection)
-            found, refused = self._found(numbers, CANCELLED)
+            found, refused = self._found(numbers, is_cancelled=True)
             ids = dict.fromkeys(row.id for row in found if row.id)
             if ids:
                 schedule_.restore(connection, ids)
                 self.indexer.catch_up(connection)
-                stay, _ = self._found((row.number for row in found), CANCELLED)
+                stay, _ = self._found((row.number for row in found), is_cancelled=True)
                 refused += [f"{row.id} stays cancelled by a stamp" for row in stay]
         return Done(len(ids), "restored", refused)
 
@@ -135,15 +133,14 @@ class Operations:
             with Follower(connection, 10) as follower:
                 self.indexer.catch_up(connection)
                 found, refused = self._found(numbers)
+                copies = self._copies(found)
                 for row in found:
                     if row.number in covered:
                         continue
                     try:
-                        with reading(self.indexer.path) as db:
-                            copies = search.copies(db, row, utc_ms())
-                        records = [self._record(follower, one) for one in copies]
+                        records = [self._record(follower, one) for one in copies[row.number]]
                         reschedule_.move(connection, records, due, self.broker.allowed)
-                        covered.update(copy.number for copy in copies)
+                        covered.update(copy.number for copy in copies[row.number])
                         moved += 1
                     except DelayError as exc:
                         name, why = row.id or str(row.number), str(exc)
@@ -163,12 +160,20 @@ class Operations:
         with self._connected() as connection, Follower(connection, 10) as follower:
             return self._record(follower, row)
 
-    def _found(self, numbers: Iterable[int], state: int = WAITING) -> tuple[list[Row], list[str]]:
-        wanted = list(dict.fromkeys(numbers))
-        with reading(self.indexer.path) as db:
-            rows = [row for row in search.find(db, wanted) if row.state == state and row.due > utc_ms()]
+    def _found(self, numbers: Iterable[int], is_cancelled: bool = False) -> tuple[list[Row], list[str]]:
+        wanted, view, now = set(numbers), self.indexer.view, utc_ms()
+        found = view.cancelled if is_cancelled else view.waiting
+        rows = [row for row in found if row.number in wanted and row.due > now]
         gone = len(wanted) - len(rows)
-        return rows, [f"{gone:,} of the selected tasks {_OTHERS[state][gone > 1]}"] if gone else []
+        return rows, [f"{gone:,} of the selected tasks {_OTHERS[is_cancelled][gone > 1]}"] if gone else []
+
+    def _copies(self, rows: Sequence[Row]) -> Mapping[int, Sequence[Row]]:
+        """Return all waiting copies of some messages, by their numbers: an interrupted move leaves two."""
+        copies: dict[str, list[Row]] = {row.id: [] for row in rows}
+        for row in self.indexer.view.waiting:
+            if row.id in copies:
+                copies[row.id].append(row)
+        return {row.number: copies[row.id] if row.id else [row] for row in rows}
 
     def _record(self, follower: Follower, row: Row) -> Record:
         [stream] = [stream for stream in streams.all_streams(follower.options.cascade) if stream.name == row.stream]

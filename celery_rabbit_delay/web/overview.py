@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-import sqlite3
 import threading
 import time
-from collections.abc import Callable, Hashable
+from collections import Counter
+from collections.abc import Callable, Hashable, Mapping
 from typing import Any, NamedTuple, TypeVar
 
 from ..amqp.clocks import utc_ms
 from ..operate import BeatStatus, Status
 from . import search
-from .database import CANCELLED, reading
+from .index import Row
 from .operations import Operations, or_reason
 from .search import Filter, Share
 
 T = TypeVar("T")
 
 #: The maximum number of cached answers, and their maximum lifetime in seconds.
-_REMEMBERED, _LONGEST = 200, 20
+_REMEMBERED, _LONGEST = 20, 20
 
 
 class _Answer:
@@ -30,13 +30,13 @@ class _Answer:
 
 
 class Summary(NamedTuple):
-    """Totals of the waiting messages. Times are milliseconds since 1970."""
+    """Totals of the waiting messages, also of those that the index does not keep. Times are milliseconds since 1970."""
 
     waiting: int
     soonest: int | None
-    latest: int | None
+    latest: int | None  # of those that it keeps
     cancelled: int
-    queues: list[Share]
+    queues: Mapping[str, int]
 
 
 class Overview:
@@ -51,19 +51,20 @@ class Overview:
         self.orphaned = 0  # since the start, as far as it was seen
 
     def summary(self) -> Summary:
-        return self._found("summary", _summary)
+        return self._remembered("summary", 1, self._summary)
 
-    def shares(self, state: int) -> tuple[list[Share], list[Share]]:
-        """Return the messages in a state by their tasks, and by their queues."""
+    def shares(self, is_cancelled: bool) -> tuple[list[Share], list[Share]]:
+        """Return the messages that wait, or are cancelled, by their tasks and by their queues."""
 
-        tasks = self._found(("task", state), lambda db: search.shares(db, "task", utc_ms(), state))
-        return tasks, self._found(("queue", state), lambda db: search.shares(db, "queue", utc_ms(), state))
+        def ask() -> tuple[list[Share], list[Share]]:
+            rows = self.found(Filter(is_cancelled=is_cancelled))
+            return search.shares(rows, "task"), search.shares(rows, "queue")
 
-    def bars(self, wanted: Filter, edges: list[int]) -> list[int]:
-        return self._found((wanted, edges[0], edges[-1]), lambda db: search.bars(db, wanted, utc_ms(), edges))
+        return self._remembered(("shares", is_cancelled), 1, ask)
 
-    def count(self, wanted: Filter) -> int:
-        return self._found(wanted, lambda db: search.count(db, wanted, utc_ms()))
+    def found(self, wanted: Filter, order: str = "") -> list[Row]:
+        """Return the matches of a filter; see `search.found`."""
+        return self._remembered((wanted, order), 0, lambda: search.found(self.indexer.view, wanted, utc_ms(), order))
 
     def status(self) -> Status | str:
         """Return the message counts of the cascade, or the reason why they are unknown."""
@@ -87,14 +88,11 @@ class Overview:
             self._orphans = status.orphans
         return status
 
-    def _found(self, name: Hashable, ask: Callable[[sqlite3.Connection], T]) -> T:
-        """Return an answer of the index."""
-
-        def read() -> T:
-            with reading(self.indexer.path) as db:
-                return ask(db)
-
-        return self._remembered(name, 1, read)
+    def _summary(self) -> Summary:
+        waiting, cancelled = self.found(Filter()), self.found(Filter(is_cancelled=True))
+        soonest, latest = (waiting[0].due, waiting[-1].due) if waiting else (None, None)
+        counts = Counter(self.indexer.view.later) + Counter(row.queue for row in waiting)
+        return Summary(counts.total(), soonest, latest, len(cancelled), counts)
 
     def _remembered(self, name: Hashable, seconds: float, ask: Callable[[], T]) -> T:
         with self._lock:
@@ -113,9 +111,3 @@ class Overview:
                 answer.lock.release()
         value: T = answer.value
         return value
-
-
-def _summary(db: sqlite3.Connection) -> Summary:
-    moment = utc_ms()
-    queues, cancelled = search.shares(db, "queue", moment), search.count(db, Filter(state=CANCELLED), moment)
-    return Summary(sum(share.amount for share in queues), *search.extent(db, moment), cancelled, queues)

@@ -28,8 +28,6 @@ def reason(exc: Exception) -> str:
     return str(exc) or type(exc).__name__
 
 
-def pattern(text: str) -> str:
-    """Return the LIKE pattern, with `\\` as the escape character, that matches a text anywhere."""
-    for char in "\\%_":
-        text = text.replace(char, f"\\{char}")
-    return f"%{text}%"
+def clean(text: str) -> str:
+    """Return text that can be written as UTF-8."""
+    return text.encode(errors="replace").decode()

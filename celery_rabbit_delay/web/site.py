@@ -7,14 +7,13 @@ from datetime import timezone
 from typing import Any
 from urllib.parse import quote
 
-from flask import Flask, Response, render_template, request
+from flask import Flask
 
 from ..amqp.clocks import utc_ms
 from ..core import headers as headers_
 from ..core.text import counted, span
 from . import forms, plot, search
 from .actions import add_actions
-from .database import IndexDamaged
 from .guard import add_guard, token
 from .indexer import Indexer
 from .operations import Broker, Operations
@@ -42,14 +41,6 @@ def create(setting: Setting, broker: Broker, indexer: Indexer) -> Flask:
     _filters(site)
     add_views(site, operations, overview)
     add_actions(site, operations, overview)
-
-    @site.errorhandler(IndexDamaged)
-    def damaged(exc: IndexDamaged) -> Any:
-        indexer.give_up(exc)
-        says = f"{exc}. Start the page again: it is built from the journal."
-        if request.endpoint == "metrics":
-            return Response(says, 503, content_type="text/plain")
-        return render_template("error.html", title="Damaged index", says=says), 503
 
     @site.context_processor
     def common() -> dict[str, Any]:

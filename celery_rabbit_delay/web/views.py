@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
 import json
-import sqlite3
 from collections.abc import Collection, Iterable
 from typing import Any
 
@@ -19,13 +19,12 @@ from ..core.routing_key import MAX_LENGTH
 from ..core.search import ENTRY_FIELDS, matching, parse
 from ..core.unwrap import unwrap
 from . import forms, plot, search
-from .database import reading
 from .gauges import exposition
-from .index import NUMBERS
+from .index import Row
 from .operations import ORPHANS, Operations, marks_of, or_reason
 from .overview import Overview
 from .printing import body_text, printable
-from .search import Filter, Row, Share
+from .search import Filter, Share
 
 _Link = dict[str, Any] | None
 
@@ -35,7 +34,6 @@ _ENTRIES = 100
 
 def add_views(site: Flask, operations: Operations, overview: Overview) -> None:
     """Add the pages that change nothing."""
-    path = operations.indexer.path
 
     @site.get("/")
     def schedule() -> str:
@@ -43,13 +41,10 @@ def add_views(site: Flask, operations: Operations, overview: Overview) -> None:
         range_ = plot.RANGES.get(request.args.get("range", ""), plot.RANGES["hour"])
         edges = plot.edges(range_, moment, forms.zone())
         colours, counts = _by_queue(overview, wanted, edges)
-        shares, paused = overview.shares(wanted.state), operations.indexer.paused
-        found = overview.count(wanted)
+        shares, paused = overview.shares(wanted.is_cancelled), operations.indexer.paused
         order = request.args.get("order", "")
-        if order != "latest" and (order not in search.ORDERS or found > search.MOST):
-            order = ""
-        with reading(path) as db:
-            rows, before, after = _page(db, wanted, moment, order)
+        found = overview.found(wanted, order if order in search.ORDERS else "")
+        rows, before, after = _page(found, order)
         return render_template(
             "schedule.html",
             summary=overview.summary(),
@@ -57,7 +52,8 @@ def add_views(site: Flask, operations: Operations, overview: Overview) -> None:
             paused=paused,
             status=overview.status(),
             wanted=wanted,
-            found=found,
+            found=len(found),
+            later=sum(operations.indexer.view.later.values()),
             most=search.MOST,
             rows=rows,
             before=before,
@@ -73,13 +69,14 @@ def add_views(site: Flask, operations: Operations, overview: Overview) -> None:
 
     @site.get("/task/<int:number>")
     def task(number: int) -> Any:
-        with reading(path) as db:
-            rows = search.find(db, [number]) if number < NUMBERS else []
-        if not rows:
+        view = operations.indexer.view
+        row = next((row for row in itertools.chain(view.waiting, view.cancelled) if row.number == number), None)
+        if row is None:
             abort(404, "This task no longer waits: it was delivered or moved.")
-        found = or_reason(lambda: _details(operations.record(rows[0])))
+        found = or_reason(lambda: _details(operations.record(row)))
         details: dict[str, Any] = {"error": found} if isinstance(found, str) else found
-        return render_template("task.html", row=rows[0], origin=forms.origin(), **details)
+        is_cancelled = row in view.cancelled
+        return render_template("task.html", row=row, is_cancelled=is_cancelled, origin=forms.origin(), **details)
 
     @site.get("/about")
     def about() -> Any:
@@ -132,47 +129,35 @@ def add_views(site: Flask, operations: Operations, overview: Overview) -> None:
         return Response(exposition(overview), content_type="text/plain; version=0.0.4")
 
 
-def _page(db: sqlite3.Connection, wanted: Filter, moment: int, order: str) -> tuple[list[Row], _Link, _Link]:
+def _page(found: list[Row], order: str) -> tuple[list[Row], _Link, _Link]:
     """Return the rows of a page, and the arguments of the links to the pages before and after it; None without one."""
     if order in search.ORDERS:
-        skip = max(0, request.args.get("skip", 0, int))
-        rows = search.ordered(db, wanted, moment, order)[skip:]
-        before = {"skip": max(0, skip - search.PAGE)} if skip else None
-        return rows[: search.PAGE], before, {"skip": skip + search.PAGE} if len(rows) > search.PAGE else None
-    place = forms.place(request.args.get("before") or request.args.get("after"))
-    up = place is not None and "before" in request.args
-    back = up != (order == "latest")
-    rows = search.page(db, wanted, moment, place, back)
-    more = len(rows) > search.PAGE
-    if more:
-        rows = rows[1:] if back else rows[: search.PAGE]
-    if order == "latest":
-        rows.reverse()
-    earlier, later = (more, True) if up else (place is not None, more)
-    first, last = (f"{row.due}-{row.row}" for row in (rows[0], rows[-1])) if rows else ("", "")
-    return rows, {"before": first} if rows and earlier else None, {"after": last} if rows and later else None
+        begin = max(0, request.args.get("skip", 0, int))
+        links: tuple[_Link, _Link] = {"skip": max(0, begin - search.PAGE)}, {"skip": begin + search.PAGE}
+        rows = found[begin : begin + search.PAGE]
+    else:
+        falls, back = order == "latest", "before" in request.args
+        found = found[::-1] if falls else found
+        begin = search.begin(found, forms.place(request.args.get("before") or request.args.get("after")), back, falls)
+        rows = found[begin : begin + search.PAGE]
+        places = [f"{row.due}-{row.number}" for row in rows] or [""]
+        links = {"before": places[0]}, {"after": places[-1]}
+    return rows, links[0] if begin else None, links[1] if len(found) > begin + search.PAGE else None
 
 
 def _with_idle(shares: list[Share], paused: Collection[str], names: Iterable[str]) -> list[Share]:
     """Return the queues with their messages, those that are paused first, and last those of the app without any."""
-    idle = [Share(name, 0, 0) for name in sorted({*paused, *names} - {share.name for share in shares})]
+    idle = [Share(name, 0) for name in sorted({*paused, *names} - {share.name for share in shares})]
     return sorted([*shares, *idle], key=lambda share: share.name not in paused)
 
 
 def _by_queue(overview: Overview, wanted: Filter, edges: list[int]) -> tuple[dict[str, int], dict[str, list[int]]]:
     """Return the colours of the queues with the most messages, and the plot's counts by queue; "" is all others."""
-    _, queues = overview.shares(wanted.state)
+    _, queues = overview.shares(wanted.is_cancelled)
     # By name, so that queues keep their colours while their numbers change.
     colours = {name: number for number, name in enumerate(sorted(share.name for share in queues[: plot.COLOURS]))}
-    plotted = wanted._replace(since=None, until=None)
-    # The index has no counts by task and queue, or by words: with these, all queues are one.
-    is_plain = wanted.task or wanted.text
-    names = [wanted.queue] if wanted.queue else [name for name in colours if name and not is_plain]
-    counts = {name: overview.bars(plotted._replace(queue=name), edges) for name in names}
-    if not counts or (not wanted.queue and len(queues) > len(names)):
-        total = overview.bars(plotted, edges)
-        counts[""] = [max(0, due - sum(found[at] for found in counts.values())) for at, due in enumerate(total)]
-    return colours, counts
+    rows = overview.found(wanted._replace(since=None, until=None))
+    return colours, search.bars(rows, edges, [wanted.queue] if wanted.queue else list(colours))
 
 
 @streams.reading

@@ -111,5 +111,4 @@ def test_a_django_project_serves_the_page_to_its_staff_alone(vhost: Vhost, shop:
     url, page = browser.ask("/delays/cancel", {**fields, "back": back})
     assert url.startswith("/delays/")
     assert "1 cancelled" in page
-    assert f"<td>ada</td><td>1 cancelled: {id_}</td>" in browser.ask("/delays/health")[1]
     assert id_ in browser.ask("/delays/?state=cancelled")[1]

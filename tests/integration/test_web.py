@@ -8,25 +8,29 @@ import re
 import shlex
 import signal
 import socket
-import sqlite3
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing, suppress
+from contextlib import ExitStack
 from datetime import datetime, timedelta, timezone
-from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
 import pytest
 from amqp import Message
 
-from celery_rabbit_delay import batch
 from celery_rabbit_delay.amqp import reschedule as reschedule_
 from celery_rabbit_delay.amqp import schedule as schedule_
+from celery_rabbit_delay.amqp.destinations import QueueNames
 from celery_rabbit_delay.amqp.schedule import write_changes
+from celery_rabbit_delay.amqp.stream_consumer import StreamMessage
 from celery_rabbit_delay.core import journal, streams
+from celery_rabbit_delay.web import indexer as indexer_
+from celery_rabbit_delay.web import search as search_
+from celery_rabbit_delay.web.index import Counts
+from celery_rabbit_delay.web.indexer import Indexer
+from celery_rabbit_delay.web.search import Filter
 from tests.kit.broker import Vhost, take
 from tests.kit.commands import CASCADE, QUICKLY, celery, make_orphans, management, run
 from tests.kit.site import Site, serving
@@ -83,14 +87,13 @@ def number_of(site: Site, text: str) -> int:
     return number
 
 
-def test_the_page_follows_the_journal_and_goes_on_where_it_stopped(
-    vhost: Vhost, make_app: MakeApp, serve: Serve, tmp_path: Path
+def test_the_page_follows_the_journal_and_reads_it_again_when_it_is_started_again(
+    vhost: Vhost, make_app: MakeApp, serve: Serve
 ) -> None:
     app = make_app(options=RECORDED)
     vhost.declare("celery", "mail")
-    index = str(tmp_path / "index.sqlite")
     first = app.send_task("shop.review", (4711, "ü"), {"k": None}, countdown=90)
-    site = serve("--index", index, options=QUEUES)
+    site = serve(options=QUEUES)
     shows(site, first.id, "shop.review", "4711", "celery")
     second = app.send_task("shop.remind", (4712,), countdown=100, queue="mail")
     shows(site, second.id)
@@ -110,11 +113,7 @@ def test_the_page_follows_the_journal_and_goes_on_where_it_stopped(
     assert site.stop() == 0
     third = app.send_task("shop.remind", (4713,), countdown=110)
     app.control.revoke(first.id)
-    celery_index = sqlite3.connect(index)
-    assert celery_index.execute("SELECT count(*) FROM message").fetchone() == (2,)
-    celery_index.close()
-    assert Path(index).stat().st_mode & 0o077 == 0
-    site = serve("--index", index, options=QUEUES)
+    site = serve(options=QUEUES)
     shows(site, third.id, second.id)
     lacks(site, first.id)
     wait_until(lambda: site.metric("cancelled") == 1, "it counts as cancelled")
@@ -243,6 +242,33 @@ def test_both_copies_of_a_message_are_moved_as_one(vhost: Vhost, serve: Serve) -
         assert len(take(connection, "q", 1)) == 1
         assert [*schedule_.scheduled(connection)] == []
     assert vhost.count("q") == 0
+
+
+def test_the_journal_is_read_from_its_end_backwards(vhost: Vhost, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(indexer_, "_BLOCK", 7)
+    vhost.declare("q")
+    applied: list[int] = []
+    with vhost.connection(**RECORDED) as connection:
+        for number in range(30):
+            publish(connection, 60 + number, f"id-{number}")
+        schedule_.cancel(connection, ["id-3"])
+        indexer = Indexer(vhost.connection, QueueNames())
+        apply = indexer.index.apply
+
+        def noted(message: StreamMessage, now: int) -> Counts:
+            applied.append(message.offset)
+            return apply(message, now)
+
+        monkeypatch.setattr(indexer.index, "apply", noted)
+        indexer.start()
+        wait_until(indexer.is_ready.is_set, "all is read")
+        found = [row.id for row in search_.found(indexer.view, Filter(), 0)]
+        assert found == [f"id-{number}" for number in range(30) if number != 3]
+        assert applied == [0, *range(23, 30), *range(16, 23), *range(9, 16), *range(2, 9), 0, 1]  # the change first
+        publish(connection, 60, "id-later")
+        indexer.catch_up(connection)
+        assert search_.found(indexer.view, Filter("id-later"), 0)
+        indexer.stop()
 
 
 def test_the_index_begins_anew_when_somebody_deletes_a_stream(vhost: Vhost, serve: Serve) -> None:
@@ -428,24 +454,6 @@ def test_a_read_only_page_changes_nothing(vhost: Vhost, serve: Serve) -> None:
         assert [waiting.id for waiting in schedule_.scheduled(connection)] == ["mine"]
 
 
-def test_an_index_that_cannot_be_used_is_an_error(vhost: Vhost, serve: Serve, tmp_path: Path) -> None:
-    index = tmp_path / "index.sqlite"
-    url = vhost.url("amqp")
-    site = serve("--index", str(index))
-    shows(site, "Nothing waits")
-    in_use = run(url, "metrics", "--index", str(index))
-    assert in_use.code == 1
-    assert "in use by another process" in in_use.err
-    assert site.stop() == 0
-    other = run(url, "--prefix", "other", "metrics", "--index", str(index))
-    assert other.code == 1
-    assert "is the index of" in other.err
-    text = tmp_path / "text"
-    text.write_text("something else, and long enough to be no header of SQLite" * 100)
-    assert "cannot be used as an index" in run(url, "metrics", "--index", str(text)).err
-    assert "cannot be used as an index" in run(url, "metrics", "--index", str(tmp_path / "no" / "where")).err
-
-
 def test_half_open_connections_keep_out_nobody_who_has_the_password(serve: Serve) -> None:
     site = serve("--read-only", **{PASSWORD: "sesame"})
     address = ("127.0.0.1", int(site.url.rpartition(":")[2]))
@@ -455,44 +463,6 @@ def test_half_open_connections_keep_out_nobody_who_has_the_password(serve: Serve
             stack.enter_context(socket.create_connection(address, timeout=60)).sendall(b"GET / HTTP/1.1\r\n")
         assert "celery_rabbit_delay_waiting" in site.ask("/metrics", Authorization=authorization).text
         assert site.ask("/login").status == 200
-
-
-def test_a_damaged_index_ends_the_page_and_is_built_again_by_the_next_start(
-    vhost: Vhost, serve: Serve, tmp_path: Path
-) -> None:
-    vhost.declare("q")
-    index = tmp_path / "index.sqlite"
-    with vhost.connection(**RECORDED) as connection, batch(connection.Producer()) as producer:
-        for number in range(200):
-            producer.publish("x", routing_key="q", headers={"x-delay": 100_000}, correlation_id=f"mine-{number}")
-    site = serve("--index", str(index))
-    counted = 'celery_rabbit_delay_waiting{queue="q"} 200.0\n'
-    wait_until(lambda: counted in site.ask("/metrics").text, "all are indexed")
-
-    def damage() -> None:
-        with closing(sqlite3.connect(index)) as db:
-            db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-        with index.open("r+b") as file:
-            file.seek(4096)
-            file.write(os.urandom(8 * 4096))
-
-    def has_ended() -> bool:
-        with suppress(OSError, HTTPException):  # as it ends
-            site.ask("/")
-        return site.process.poll() is not None
-
-    damage()
-    wait_until(has_ended, "it ends")
-    assert site.process.poll() == 1
-    assert f"Error: the index {index} is damaged" in site.output()
-    assert "Traceback" not in site.output()
-    again = serve("--index", str(index))
-    wait_until(lambda: counted in again.ask("/metrics").text, "all are indexed again")
-    assert again.stop() == 0
-    damage()
-    printed = [run(vhost.url("amqp"), "metrics", "--index", str(index)) for _ in range(2)]
-    assert str(index) in printed[0].err
-    assert (printed[-1].code, counted in printed[-1].out) == (0, True)
 
 
 def test_metrics_are_printed_once(vhost: Vhost) -> None:

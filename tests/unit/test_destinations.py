@@ -75,4 +75,3 @@ def test_names_know_what_goes_to_their_queues() -> None:
     QueueNames(queues).check("other")
     with pytest.raises(InvalidDestination, match="'other' is not a queue of this app"):
         names.check("other")
-    assert names.scope != QueueNames(queues[:1], only=True).scope != QueueNames(queues[:1]).scope == ""

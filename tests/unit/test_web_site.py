@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import re
-import sqlite3
 import time
-from collections.abc import Iterator
 from contextlib import nullcontext
 from datetime import datetime, timezone
 from html import unescape
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -34,25 +31,26 @@ from celery_rabbit_delay.core.fates import Fate
 from celery_rabbit_delay.core.journal import Record
 from celery_rabbit_delay.operate import BeatStatus, HeldUp, PeriodicTask
 from celery_rabbit_delay.operate.status import LevelStatus, OutboxStatus, Status
-from celery_rabbit_delay.web import database, search
-from celery_rabbit_delay.web.database import IndexDamaged
+from celery_rabbit_delay.web import search
 from celery_rabbit_delay.web.gauges import exposition
-from celery_rabbit_delay.web.index import Counts, Index
+from celery_rabbit_delay.web.index import Counts, Index, Row
 from celery_rabbit_delay.web.indexer import Indexer, Progress
 from celery_rabbit_delay.web.operations import Broker, Done, Operations
 from celery_rabbit_delay.web.overview import Overview, Summary
-from celery_rabbit_delay.web.search import Row, Share
-from celery_rabbit_delay.web.serve import check, indexing
+from celery_rabbit_delay.web.serve import check
 from celery_rabbit_delay.web.setting import Setting, check_links
 from celery_rabbit_delay.web.site import create
 from tests.kit.wait import wait_until
 
-#: The index of the client.
-made: list[Index] = []
-
 
 def away() -> kombu.Connection:
     raise OSError("the broker is away")
+
+
+def apply(index: Index, *bodies: bytes) -> None:
+    for body in bodies:
+        index.apply(StreamMessage("s", 0, body), utc_ms())
+    index.settle(utc_ms())
 
 
 def store(index: Index, *numbers: int, **more: Any) -> None:
@@ -72,33 +70,32 @@ def store(index: Index, *numbers: int, **more: Any) -> None:
         wrapped = headers.wrap(of_task, "root.", "", "q", headers.moment(due), number)
         properties, body = upstream.serialize(Message(b"x", application_headers=wrapped))
         records.append(Record(due, number, f"my-id-{number}", properties, body))
-    index.apply([StreamMessage("s", 0, journal.pack_records(records))], QueueNames(), moment)
+    apply(index, journal.pack_records(records))
 
 
 @pytest.fixture
-def client(tmp_path: Path) -> Iterator[Any]:
-    """Yield a client of a page whose broker is away, and whose index has one task."""
-    index = Index(tmp_path / "index.sqlite", "here")
-    made[:] = [index]
-    store(index, 5)
-    indexer = Indexer(index, away, QueueNames())
+def indexer() -> Indexer:
+    return Indexer(away, QueueNames())
+
+
+@pytest.fixture
+def client(indexer: Indexer) -> Any:
+    """Return a client of a page whose broker is away, and whose index has one task."""
+    store(indexer.index, 5)
     broker = Broker("here", away, QueueNames(), [], lambda connection: None)
-    yield create(Setting(), broker, indexer).test_client()
-    index.close()
+    return create(Setting(), broker, indexer).test_client()
 
 
 @pytest.fixture
-def refused(client: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Any, Indexer]]:
-    """Yield a client of a page whose broker's port refuses connections, and its indexer."""
+def refused(monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Indexer]:
+    """Return a client of a page whose broker's port refuses connections, and its indexer."""
     monkeypatch.setattr(functional, "sleep", lambda seconds: None)  # Kombu's pause before it tries again
 
     def connect() -> kombu.Connection:
         return kombu.Connection("rabbit-delay://me:s3cret@127.0.0.1:1//")
 
-    index = Index(tmp_path / "refused.sqlite", "here")
-    indexer = Indexer(index, connect, QueueNames())
-    yield create(Setting(), Broker("here", connect, QueueNames(), [], lambda _: None), indexer).test_client(), indexer
-    index.close()
+    indexer = Indexer(connect, QueueNames())
+    return create(Setting(), Broker("here", connect, QueueNames(), [], lambda _: None), indexer).test_client(), indexer
 
 
 def text(answer: Any) -> str:
@@ -129,11 +126,8 @@ def test_what_is_known_is_shown_without_a_broker(client: Any) -> None:
         ("retries", lambda number: (-(number % 3), number)),
     ],
 )
-def test_pages_follow_each_other_in_each_order_and_back(tmp_path: Path, order: str, key: Any) -> None:
-    index = Index(tmp_path / "index.sqlite", "here")
-    store(index, *range(120))
-    broker = Broker("here", away, QueueNames(), [], lambda _: None)
-    client = create(Setting(), broker, Indexer(index, away, QueueNames())).test_client()
+def test_pages_follow_each_other_in_each_order_and_back(client: Any, indexer: Indexer, order: str, key: Any) -> None:
+    store(indexer.index, *range(120))
     expected = sorted(range(120), key=key)
     pages = [expected[:50], expected[50:100], expected[100:]]
     link = f"/?order={order}"
@@ -149,7 +143,6 @@ def test_pages_follow_each_other_in_each_order_and_back(tmp_path: Path, order: s
         shown = text(client.get(unescape(back[1])))
         assert [int(number) for number in re.findall(r'id="row-(\d+)"', shown)] == page
     assert 'id="previous"' not in text(client.get(f"/?order={order}"))
-    index.close()
 
 
 @pytest.mark.parametrize(
@@ -275,12 +268,10 @@ def test_a_page_without_a_password_takes_no_notice_of_what_a_proxy_in_front_asks
     ("authorization", "status"),
     [("Basic bWU6c2VzYW1l", 200), ("Basic bWU6d3Jvbmc=", 401), ("Basic \xa7", 401), ("Basic x", 401), ("", 401)],
 )
-def test_metrics_need_the_password_of_the_page(authorization: str, status: int, tmp_path: Path) -> None:
-    index = Index(tmp_path / "index.sqlite", "here")
+def test_metrics_need_the_password_of_the_page(authorization: str, status: int) -> None:
     broker = Broker("here", away, QueueNames(), [], lambda connection: None)
-    site = create(Setting(password="sesame"), broker, Indexer(index, away, QueueNames()))
+    site = create(Setting(password="sesame"), broker, Indexer(away, QueueNames()))
     assert site.test_client().get("/metrics", headers={"Authorization": authorization}).status_code == status
-    index.close()
 
 
 @pytest.mark.parametrize(("is_stuck", "verdict"), [(False, "All is well"), (True, "1 problem")])
@@ -297,15 +288,13 @@ def test_what_may_be_on_its_way_is_shown_and_is_no_problem(
 
 @pytest.mark.parametrize("is_app", [False, True])
 def test_the_page_of_an_app_adds_its_first_entry_before_any_beat_has_run(
-    is_app: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    is_app: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    index = Index(tmp_path / "index.sqlite", "here")
     monkeypatch.setattr(Operations, "status", lambda operations: Status([], [], 0, [], [], []))
     monkeypatch.setattr(Operations, "beat", lambda operations: None)
     broker = Broker("here", away, QueueNames(), [], lambda connection: None, is_app=is_app)
-    client = create(Setting(), broker, Indexer(index, away, QueueNames())).test_client()
+    client = create(Setting(), broker, Indexer(away, QueueNames())).test_client()
     assert ("Add an entry" in text(client.get("/health"))) == is_app
-    index.close()
 
 
 def test_metrics_say_what_is_known_and_leave_out_the_rest() -> None:
@@ -321,7 +310,7 @@ def test_metrics_say_what_is_known_and_leave_out_the_rest() -> None:
         overview: Any = SimpleNamespace(
             indexer=SimpleNamespace(progress=progress, counts=Counts(5, 2, 1), paused={}),
             orphaned=8,
-            summary=lambda: Summary(3, soonest, soonest, 4, [Share('a"\n', 3, 0)]),
+            summary=lambda: Summary(3, soonest, soonest, 4, {'a"\n': 3}),
             status=lambda: status,
             beat=lambda: beat,
         )
@@ -355,28 +344,23 @@ def test_metrics_say_what_is_known_and_leave_out_the_rest() -> None:
     assert "blocked" not in less
 
 
-def test_the_orphans_that_came_are_counted_and_those_that_went_are_not(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_orphans_that_came_are_counted_and_those_that_went_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = iter([7, 9, None, 3, 4])
     monkeypatch.setattr(Operations, "status", lambda operations: Status([], [], next(seen), [], [], []))
     broker = Broker("here", away, QueueNames(), [], lambda connection: None)
-    index = Index(tmp_path / "index.sqlite", "here")
-    indexer = Indexer(index, away, QueueNames())
+    indexer = Indexer(away, QueueNames())
     overview = Overview(Operations(broker, indexer))
     counted = []
     for _ in range(5):
         overview.status()
         counted.append(overview.orphaned)
         overview.forget()
-    index.close()
     assert counted == [0, 2, 2, 2, 3]
 
 
-def test_cancelled_tasks_are_a_list_of_their_own_that_can_be_restored(client: Any, tmp_path: Path) -> None:
-    [index] = [index for index in made if index.path == tmp_path / "index.sqlite"]
-    store(index, 6)
-    index.apply([StreamMessage("c", 0, next(changes.cancelled(["my-id-6"], sent_now())))], QueueNames(), 0)
+def test_cancelled_tasks_are_a_list_of_their_own_that_can_be_restored(client: Any, indexer: Indexer) -> None:
+    store(indexer.index, 6)
+    apply(indexer.index, next(changes.cancelled(["my-id-6"], sent_now())))
     waiting, cancelled = text(client.get("/")), text(client.get("/?state=cancelled"))
     assert "my-id-5" in waiting
     assert "my-id-6" not in waiting
@@ -408,7 +392,7 @@ ABOUT = Scheduled(
 
 
 def test_a_task_leads_to_all_that_is_known_of_its_id_and_to_the_pages_of_others(
-    client: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    client: Any, indexer: Indexer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert '<a href="/about?id=my-id-5">All that is known of this id</a>' in text(client.get("/task/5"))
     assert "the broker is away" in text(client.get("/about?id=my-id"))
@@ -417,11 +401,10 @@ def test_a_task_leads_to_all_that_is_known_of_its_id_and_to_the_pages_of_others(
     known = About("my-id", [Found(ABOUT, Fate.CANCELLED)], ABOUT.due)
     monkeypatch.setattr(connecting_, "connected", lambda connection: nullcontext(connection))
     monkeypatch.setattr(schedule_, "about", lambda connection, ids, names: [known] if ids == ["my-id"] else [])
-    [index] = [index for index in made if index.path == tmp_path / "index.sqlite"]
     for names, is_shown in ((QueueNames(), True), (QueueNames([kombu.Queue("other")], only=True), False)):
         broker = Broker("here", lambda: None, names, [], lambda _: None)
         setting = Setting(links={"Flower": "https://flower/task/{id}"})
-        page = text(create(setting, broker, Indexer(index, away, names)).test_client().get("/about?id=my-id"))
+        page = text(create(setting, broker, indexer).test_client().get("/about?id=my-id"))
         assert "Cancelled 2030-01-31 00:00:00" in page
         assert '<a href="https://flower/task/my-id" rel="noreferrer">Flower</a>' in page
         assert ("shop.&lt;b&gt;" in page) is is_shown
@@ -456,9 +439,9 @@ TYPED = {
 
 
 @pytest.fixture
-def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Any, list[Any]]]:
-    """Yield a client of a page for the app shop, and what its forms have asked of the API, which knows one entry."""
-    index, told = Index(tmp_path / "periodic.sqlite", "here"), []
+def asked(monkeypatch: pytest.MonkeyPatch) -> tuple[Any, list[Any]]:
+    """Return a client of a page for the app shop, and what its forms have asked of the API, which knows one entry."""
+    told: list[Any] = []
 
     def api(act: str, name: str, **more: Any) -> None:
         if more.get("version") == 6:
@@ -469,11 +452,10 @@ def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Any
     broker = Broker("here", away, QueueNames(), [], lambda _: None, periodic=api, is_app=True)
     broker = broker._replace(beat=lambda _: BeatStatus("host:1", entries))
     monkeypatch.setattr(Operations, "_connected", lambda operations: nullcontext())
-    site = create(Setting(), broker, Indexer(index, away, QueueNames()))
+    site = create(Setting(), broker, Indexer(away, QueueNames()))
     client = site.test_client()
     client.environ_base["REMOTE_USER"] = "ada"
-    yield client, told
-    index.close()
+    return client, told
 
 
 def values(page: str) -> dict[str, str]:
@@ -583,14 +565,13 @@ def test_what_was_typed_stays_beside_the_error(asked: tuple[Any, list[Any]], typ
     assert told == []
 
 
-def test_a_page_without_an_app_or_for_those_who_look_changes_no_entry(client: Any, tmp_path: Path) -> None:
-    [index] = [index for index in made if index.path == tmp_path / "index.sqlite"]
+def test_a_page_without_an_app_or_for_those_who_look_changes_no_entry(client: Any, indexer: Indexer) -> None:
     target = BrokerTarget("amqp://", {}, ())
     broker = Broker("here", away, QueueNames(), [], lambda _: None, periodic=target.periodic)
-    another = create(Setting(), broker, Indexer(index, away, QueueNames())).test_client()
+    another = create(Setting(), broker, Indexer(away, QueueNames())).test_client()
     token = values(text(another.get("/periodic")))["token"]
     assert "this needs the code of an app" in text(another.post("/periodic", data={**TYPED, "token": token}))
-    looking = create(Setting(read_only=True), broker, Indexer(index, away, QueueNames())).test_client()
+    looking = create(Setting(read_only=True), broker, Indexer(away, QueueNames())).test_client()
     page = text(looking.get("/periodic"))
     assert "<button" not in page.partition("<main")[2]
     assert looking.post("/periodic", data={**TYPED, "token": values(page)["token"]}).status_code == 403
@@ -624,9 +605,8 @@ def test_a_queue_is_paused_until_a_time_of_the_viewer(
 
 
 def test_tasks_are_cancelled_and_restored_and_the_log_says_by_whom(
-    client: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    client: Any, indexer: Indexer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    [index] = [index for index in made if index.path == tmp_path / "index.sqlite"]
     told: list[Any] = []
 
     def cancel(connection: Any, ids: Any, copies: Any) -> None:
@@ -638,14 +618,14 @@ def test_tasks_are_cancelled_and_restored_and_the_log_says_by_whom(
         say(changes.restored(ids, sent_now()))
 
     def say(messages: Any) -> None:
-        index.apply([StreamMessage("s", 9, message) for message in messages], QueueNames(), utc_ms())
+        apply(indexer.index, *messages)
 
     monkeypatch.setattr(Operations, "_acting", lambda operations: nullcontext())
     monkeypatch.setattr(Indexer, "catch_up", lambda *args: None)
     monkeypatch.setattr(schedule_, "cancel", cancel)
     monkeypatch.setattr(schedule_, "restore", restore)
-    store(index, 6, 8, stamps={"customer": "7"})
-    store(index, 7)
+    store(indexer.index, 6, 8, stamps={"customer": "7"})
+    store(indexer.index, 7)
     fields = {"token": re.findall(r'name="token" value="([^"]+)"', text(client.get("/")))[0]}
 
     def post(path: str, *numbers: int) -> str:
@@ -668,9 +648,8 @@ def test_tasks_are_cancelled_and_restored_and_the_log_says_by_whom(
     assert cancelled() == {"6", "8"}
 
 
-def test_all_that_match_can_be_changed_at_once(client: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    [index] = [index for index in made if index.path == tmp_path / "index.sqlite"]
-    store(index, *range(10, 130))
+def test_all_that_match_can_be_changed_at_once(client: Any, indexer: Indexer, monkeypatch: pytest.MonkeyPatch) -> None:
+    store(indexer.index, *range(10, 130))
     asked: list[Any] = []
 
     def cancel(operations: Operations, *what: Any) -> Done:
@@ -693,13 +672,10 @@ def test_all_that_match_can_be_changed_at_once(client: Any, tmp_path: Path, monk
 @pytest.mark.parametrize(
     ("says", "shown"), [("'my-id' is due", "'my-id' is due"), ("the broker is away", "my-id: the broker is away")]
 )
-def test_the_reason_of_a_refusal_names_its_task_once(
-    says: str, shown: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    index = Index(tmp_path / "index.sqlite", "here")
-    waiting = Row(1, 5, 2**45, "my-id", "t", "q", None, 0, "", "s", 0, 0)
+def test_the_reason_of_a_refusal_names_its_task_once(says: str, shown: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    waiting = Row(2**45, 5, "my-id", "t", "q", 0, "", "s", 0)
     monkeypatch.setattr(Operations, "_acting", lambda operations: nullcontext())
-    monkeypatch.setattr(Operations, "_found", lambda operations, numbers: ([waiting], []))
+    monkeypatch.setattr(Operations, "_found", lambda *args: ([waiting], []))
     monkeypatch.setattr(Operations, "_record", lambda *args: None)
     monkeypatch.setattr(Indexer, "catch_up", lambda *args: None)
 
@@ -708,47 +684,6 @@ def test_the_reason_of_a_refusal_names_its_task_once(
 
     monkeypatch.setattr(reschedule_, "move", move)
     monkeypatch.setattr("celery_rabbit_delay.web.operations.Follower", lambda *args: nullcontext())
-    indexer = Indexer(index, lambda: None, QueueNames())
+    indexer = Indexer(lambda: None, QueueNames())
     operations = Operations(Broker("here", lambda: None, QueueNames(), [], lambda _: None), indexer)
     assert operations.move([5], datetime.now(timezone.utc), "due at once").refused == [shown]
-    index.close()
-
-
-def test_a_damaged_index_is_named_and_ends_the_page(
-    client: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    noticed: list[IndexDamaged] = []
-    monkeypatch.setattr(Indexer, "give_up", lambda indexer, damage: noticed.append(damage))
-
-    def connect(path: Path) -> Any:
-        raise sqlite3.DatabaseError("database disk image is malformed")
-
-    monkeypatch.setattr(database, "connect", connect)
-    for path in ("/", "/task/5", "/metrics"):
-        answer = client.get(path)
-        assert answer.status_code == 503
-        assert f"the index {tmp_path / 'index.sqlite'} is damaged" in text(answer)
-        assert "Start the page again: it is built from the journal" in text(answer)
-    assert len(noticed) == 3
-
-
-@pytest.mark.parametrize("how", ["a reader notices it", "the indexer notices it"])
-def test_what_follows_a_damaged_index_ends_deletes_it_and_says_so(tmp_path: Path, how: str) -> None:
-    broker, ended = Broker("here", lambda: None, QueueNames(), [], lambda _: None), list[bool]()
-    path = tmp_path / "index.sqlite"
-    damage = IndexDamaged("malformed")
-
-    def follow() -> None:
-        with indexing(broker, path) as indexer:
-            assert path.exists()
-            indexer.on_damage = lambda: ended.append(True)
-            if how == "a reader notices it":
-                raise damage
-            indexer.give_up(damage)
-            indexer.give_up(damage)  # another request has read the same file
-            assert indexer.progress.error == "malformed"
-
-    with pytest.raises(IndexDamaged, match="malformed"):
-        follow()
-    assert ended == [True]
-    assert [file.name for file in tmp_path.iterdir()] == ["index.sqlite.lock"]
