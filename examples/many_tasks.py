@@ -25,9 +25,9 @@ def mail(reader: int) -> None:
 def send_newsletter(readers: int, seconds: int) -> None:
     """Spread the mails evenly."""
     try:
-        with celery_rabbit_delay.batch(app) as producer:
+        with celery_rabbit_delay.batch(app):
             for reader in range(readers):
-                mail.apply_async((reader,), countdown=seconds * (reader + 1) / readers, producer=producer)
+                mail.apply_async((reader,), countdown=seconds * (reader + 1) / readers)
     except celery_rabbit_delay.BatchFailed as exc:
         print(f"{len(exc.ids)} tasks were not stored: {exc}", file=sys.stderr)
         raise
@@ -35,8 +35,8 @@ def send_newsletter(readers: int, seconds: int) -> None:
 
 def send_to_all(readers: int, countdown: float) -> None:
     """Send a group whose tasks are all due at the same time."""
-    with celery_rabbit_delay.batch(app) as producer:
-        group(mail.s(reader) for reader in range(readers)).apply_async(countdown=countdown, producer=producer)
+    with celery_rabbit_delay.batch(app):
+        group(mail.s(reader) for reader in range(readers)).apply_async(countdown=countdown)
 
 
 if __name__ == "__main__":

@@ -24,9 +24,9 @@ def publish() -> None:
         producer = connection.Producer()
         mails(connection.default_channel).declare()
         producer.publish({"to": "ada", "sent": time.time()}, "mail.de", exchange="mails", headers={"x-delay": 1500})
-        with celery_rabbit_delay.batch(producer) as batch:  # confirmed together
+        with celery_rabbit_delay.batch(producer):  # confirmed together
             for n in range(100):
-                batch.publish({"to": f"reader {n}"}, "mail.en", exchange="mails", headers={"x-delay": 90_000})
+                producer.publish({"to": f"reader {n}"}, "mail.en", exchange="mails", headers={"x-delay": 90_000})
 
 
 class Mailer(ConsumerMixin):

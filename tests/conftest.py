@@ -26,7 +26,7 @@ settings.register_profile(
 )
 settings.load_profile("without a clock")
 
-declare.SAVED_AFTER = 0.0  # see tests.kit.broker.waiting_for_queues
+declare.SAVED_AFTER = declare.STARTED_AFTER = 0.0  # see tests.kit.broker.waiting_for_queues
 
 
 #: Plug-ins with more types of exchanges, which every distribution of RabbitMQ has.
@@ -48,11 +48,10 @@ def broker(pytestconfig: pytest.Config) -> Iterator[Broker]:
 
 
 @pytest.fixture(autouse=True)
-def process(monkeypatch: pytest.MonkeyPatch) -> routes.Process:
-    """Let each test begin as a new process that knows of no outbox and no broker; return what it knows of outboxes."""
+def process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let each test begin as a new process that knows of no destination and no broker."""
     monkeypatch.setattr(delivery_time, "known", {})
-    monkeypatch.setattr(routes, "process", new := routes.Process())
-    return new
+    monkeypatch.setattr(routes, "_all", {})
 
 
 def assert_no_connections(vhost: Vhost) -> None:

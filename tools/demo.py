@@ -179,7 +179,7 @@ def demo(console: Console, sides: list[Side]) -> bool:
             console.print(f"[yellow]{NO_STALL}[/]\n")
         for side in sides:
             side.send_all()
-        ours.delays = list(waiting_queues(connection, [Destination("", (ours.name,))], None))
+        ours.delays = list(waiting_queues(connection, [Destination("", ours.name)], None))
         watch(console, sides, connection.default_channel)
     console.print(verdict(sides))
     late = list(ours.ran().values())

@@ -24,17 +24,14 @@ QUORUM = Cascade("shop", timedelta(milliseconds=125), powers=3)
 BY_TIME = replace(QUORUM, by_time=True)
 CASCADES = {
     "quorum": QUORUM,
-    "high priorities": replace(QUORUM, high=True),
     "delivery times": BY_TIME,
 }
 MINUTE = 480  # ticks: the delay of an outbox
 DESTINATIONS = [
-    Destination("", ("mail",)),
-    Destination("", ("mail", "print")),
-    Destination("", ("reply",), short_lived=True),
+    Destination("", "mail"),
+    Destination("", "amq.gen-reply"),
     Destination("orders"),
-    Destination("orders", key="new"),
-    Destination("news", fanout=True),
+    Destination("orders", "new"),
 ]
 
 
@@ -59,10 +56,10 @@ def message() -> dict[str, Any]:
     wrapped = headers.wrap({"task": "shop.review"}, QUORUM.root, "orders", "new", due)
     found = {}
     for name, ticks, outbox in (("five ticks", 5, 0), ("five ticks and 60 s", 5, MINUTE), ("60 s", 0, MINUTE)):
-        exchange, (key, *others) = QUORUM.entry(QUORUM.route(ticks, outbox), Destination("orders", key="new"))
-        found[name] = {"exchange": exchange, "routing key": key, "headers": headers.addressed(wrapped, others)}
-    exchange, (key, *others) = BY_TIME.entry(BY_TIME.route(0, 0), Destination("orders", key="new"))
-    held = {**headers.addressed(wrapped, others), headers.X_DELIVERY_TIME: headers.milliseconds(due)}
+        exchange, (key, *others) = QUORUM.entry(QUORUM.route(ticks, outbox), Destination("orders"))
+        found[name] = {"exchange": exchange, "routing key": key, "headers": {**wrapped, "CC": [*others, "new"]}}
+    exchange, (key,) = BY_TIME.entry(BY_TIME.route(0, 0), Destination("orders", "new"))
+    held = {**wrapped, headers.X_DELIVERY_TIME: headers.milliseconds(due)}
     return found | {"delivery time": {"exchange": exchange, "routing key": key, "headers": held}}
 
 

@@ -1,53 +1,37 @@
-"""Sends many delayed messages without waiting for each of the broker's answers.
-
-Kombu 5.7 has `Producer.batch` for this; `collect` does the same with every Kombu, and also reconnects.
-"""
+"""Sends many delayed messages without waiting for each of the broker's answers."""
 
 from __future__ import annotations
 
-import itertools
+import logging
+import os
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from amqp.exceptions import AMQPError, FrameError, RecoverableConnectionError
-from kombu.exceptions import KombuError
+from amqp.exceptions import AMQPError, FrameError
 
-from ..core import streams
-from ..core.errors import DelayError, MessageRefused, UnsupportedConfiguration
-from .clients import PerClient
-from .stream_writer import is_full
-
-try:
-    from kombu.exceptions import BatchPublishError
-except ImportError:  # before Kombu 5.7
-    from kombu.exceptions import KombuError as BatchPublishError
+from ..core.errors import CascadeMissing, DelayError, MessageRefused, NotRouted
+from .confirms import NotStored
 
 if TYPE_CHECKING:
-    import kombu
-
     from ..core.journal import Record
     from ..core.plan import Plan
     from ..core.topology import Stream
-    from .limited import LimitedConnection
     from .sender import Sender
+
+logger = logging.getLogger(__name__)
 
 #: The number of messages that a batch sends before it waits for answers.
 MAX_SIZE = 1000
 
-#: After these, messages may be stored, and are sent again; others were refused, or are in the way of a refused one.
-_LOST = (RecoverableConnectionError, OSError)
-
-#: With these, RabbitMQ closes a channel or the connection because of one message.
-_REFUSALS = (MessageRefused, FrameError)
+#: A message that was refused with these is sent again alone: it may have been another one, with which RabbitMQ closed
+#: the channel or the connection, or a part of the cascade was missing.
+_AGAIN = (CascadeMissing, NotStored, MessageRefused, FrameError)
 
 
-#: The batches that collect what a `kombu.Connection` publishes, the innermost last.
-batches_of: PerClient[list[Batch]] = PerClient(list)
-
-
-class BatchFailed(DelayError, BatchPublishError):  # type: ignore[misc]
+class BatchFailed(DelayError):
     """Some messages of a batch may not be stored: `ids` lists them. All others are stored."""
 
     def __init__(self, message: str, ids: list[str | None]) -> None:
@@ -60,201 +44,109 @@ class BatchFailed(DelayError, BatchPublishError):  # type: ignore[misc]
 
 
 class Batch:
-    """Sends delayed messages of one Kombu connection as they come, with at most `max_size` that are unanswered.
+    """What one thread publishes with a delay in a block of `collecting`, over whichever connections."""
 
-    The connection may be lost and made again in between: messages that are not known to be stored are sent again.
-    """
-
-    def __init__(self, max_size: int = MAX_SIZE, holds: bool = False) -> None:
-        """With `holds`, keep messages until there are `max_size` of them, or until `flush`. Raises `ValueError`."""
+    def __init__(self, max_size: int) -> None:
+        """Let at most `max_size` messages be unanswered. Raises `ValueError`."""
         if type(max_size) is not int or max_size < 1:
             raise ValueError(f"max_size={max_size!r}: use a whole number, 1 or more")
-        self.max_size = max_size
-        self._holds = holds
-        self._serial = itertools.count()
-        self._plans: dict[int, Plan] = {}  # what is not stored yet
-        self._sent: set[int] = set()  # those of them that the broker has not answered
-        self._refused: set[int] = set()  # those of them to send alone, to repair the cascade or to learn why
-        self._records: list[tuple[int | None, Stream, Record]] = []  # with the priority of the message
+        self.amount = 0
+        self.process = os.getpid()
+        self._max_size = max_size
+        self._sent: dict[int, tuple[Sender, Plan, Record | None]] = {}  # what the broker has not answered
+        self._stored: list[tuple[Sender, Stream, Record]] = []  # records of messages that are stored
+        self._returned: list[tuple[Sender, Plan]] = []  # by an outbox that is missing: now others are known to do
+        self._again: list[tuple[Sender, Plan]] = []
+        self._failed: list[tuple[Plan, Exception]] = []
 
     def add(self, sender: Sender, plan: Plan) -> None:
-        """Send a message; first wait until there is room for it.
+        """Send a message; first wait until there is room for it. Raises what keeps it from being sent."""
+        if len(self._sent) >= self._max_size:
+            self.settle(self._max_size // 2)
+        self._send(sender, plan)
 
-        Raises what keeps it from being sent, and the errors of a lost connection; the message is not added then.
-        """
-        if sender.has_records or len(self._plans) >= 10 * self.max_size:  # the latter were refused
-            self._settle(sender, 0)
-        elif len(self._plans) - len(self._refused) >= self.max_size:
-            self._settle(sender, self.max_size // 2)
-        name = next(self._serial)
-        self._plans[name] = plan
-        try:
-            with sender.turn(sender.options.confirm_timeout):
-                if self._holds:
-                    sender.publisher_for(plan.priority).ensure(plan)
-                else:
-                    self._send(sender, name, plan)
-        except Exception:
-            self._forget(name)
-            raise
+    def _send(self, sender: Sender, plan: Plan) -> None:
+        with sender.turn():
+            record = sender.publisher(plan.came_early).submit(plan, partial(self._on_answer, self.amount))
+            self._sent[self.amount] = sender, plan, record
+            self.amount += 1
 
-    def flush(self, sender: Sender) -> None:
-        """Return once the broker has stored all messages. After an error, the next call sends the rest.
+    def _on_answer(self, number: int, refusal: Exception | None) -> None:
+        if number not in self._sent:  # it was not sent, and its caller knows
+            return
+        sender, plan, record = self._sent.pop(number)
+        if isinstance(refusal, NotRouted):
+            self._returned.append((sender, plan))
+        elif isinstance(refusal, _AGAIN):
+            self._again.append((sender, plan))
+        elif refusal is not None:
+            self._failed.append((plan, refusal))
+        elif plan.stream and record:
+            self._stored.append((sender, plan.stream, record))
 
-        Raises the same errors as publishing one by one.
-        """
-        self._settle(sender, 0)
-        failed: Exception | None = None
-        for name, plan in list(self._plans.items()):
+    def settle(self, most: int = 0) -> None:
+        """Wait until at most so many messages are unanswered, and write the records of those that are stored."""
+        for one in list(dict.fromkeys(sender for sender, *_ in self._sent.values())):
+            # After an error of the connection, all that it has not answered is refused with that.
+            with suppress(AMQPError, OSError), one.turn() as connection:
+                connection.wait_until(partial(self._has_settled, one, most))
+        stored, self._stored = self._stored, []
+        for one in list(dict.fromkeys(sender for sender, *_ in stored)):
+            with suppress(AMQPError, OSError, DelayError), one.turn():
+                one.publisher().writer.store((stream, record) for sender, stream, record in stored if sender is one)
+
+    def _has_settled(self, sender: Sender, most: int) -> bool:
+        return len(self._sent) <= most or not sender.unanswered
+
+    def finish(self) -> None:
+        """Return once the broker has stored all messages. Raises `BatchFailed`."""
+        self.settle()
+        returned, self._returned = self._returned, []
+        for sender, plan in returned:
+            try:
+                self._send(sender, plan)
+            except (DelayError, AMQPError, OSError):
+                self._again.append((sender, plan))
+        self.settle()
+        self._again += self._returned
+        # An interrupt may have come between an answer and our note of it.
+        self._again += [(sender, plan) for sender, plan, _ in self._sent.values()]
+        for sender, plan in self._again:
             try:
                 sender.publish(plan)
-            except DelayError as exc:  # it concerns that message alone, such as its destination or its size
-                failed = exc
-                if change := plan.void:  # its record may be stored
-                    with suppress(DelayError, AMQPError, OSError):
-                        sender.write(streams.changes(sender.options.cascade), [change])
-            else:
-                self._forget(name)
-        if sender.has_records:
-            with sender.turn(sender.options.confirm_timeout):
-                sender.publisher_for().writer.store_records()
-        if failed:
-            raise failed
-
-    def _settle(self, sender: Sender, most: int) -> None:
-        """Send what a lost connection has left, and wait until at most so many messages are unanswered."""
-        try:
-            with sender.turn(sender.options.confirm_timeout) as connection:
-                for name, plan in list(self._plans.items()):
-                    if name not in self._sent and name not in self._refused:
-                        self._send(sender, name, plan)
-                self._send_records(sender)
-                connection.wait_until(lambda: len(self._sent) <= most or not sender.unanswered)
-                if not sender.unanswered:  # an interrupt may have come between an answer and our note of it
-                    self._sent.clear()
-                if not most:
-                    self._finish(sender, connection)
-        except _REFUSALS:  # of one message, but of which?
-            pass
-
-    def _finish(self, sender: Sender, connection: LimitedConnection) -> None:
-        """Wait for the records, and write those that are left."""
-        with suppress(TimeoutError):
-            connection.wait_until(lambda: not sender.unanswered)
-        if sender.has_records:
-            sender.publisher_for().writer.store_records()
-
-    def _send(self, sender: Sender, name: int, plan: Plan) -> None:
-        publisher = sender.publisher_for(plan.priority)
-        record = publisher.submit(plan, partial(self._answer, name))
-        self._sent.add(name)
-        if plan.stream and record:
-            self._records.append((plan.priority, plan.stream, record))
-            if is_full(record for _, _, record in self._records):
-                self._send_records(sender)
-
-    def _send_records(self, sender: Sender) -> None:
-        records, self._records = self._records, []
-        for priority, some in itertools.groupby(records, lambda one: one[0]):
-            sender.publisher_for(priority).writer.submit((stream, record) for _, stream, record in some)
-
-    def _answer(self, name: int, refusal: Exception | None) -> None:
-        self._sent.discard(name)
-        if name not in self._plans:  # it was discarded
-            return
-        if refusal is None:
-            self._forget(name)
-        elif not isinstance(refusal, _LOST):
-            self._refused.add(name)
-
-    def discard(self) -> None:
-        """Drop all messages that are not sent yet."""
-        for name in list(self._plans):
-            self._forget(name)
-
-    @property
-    def ids(self) -> list[str | None]:
-        """Celery's task ids of the messages that are not stored yet."""
-        return [plan.message.properties.get("correlation_id") for plan in self._plans.values()]
-
-    def _forget(self, name: int) -> None:
-        del self._plans[name]
-        self._sent.discard(name)
-        self._refused.discard(name)
-
-    @contextmanager
-    def collecting(self, client: kombu.Connection) -> Iterator[None]:
-        """Collect the delayed messages of a Kombu connection. In nested blocks the innermost batch collects them."""
-        batches = batches_of[client]
-        try:
-            batches.append(self)
-            yield
-        finally:
-            if self in batches:  # not if it was interrupted before
-                batches.remove(self)
-
-    @contextmanager
-    def failing(self) -> Iterator[None]:
-        """Raise errors of RabbitMQ and of the connection as `BatchFailed`. Interrupts of the caller pass unchanged."""
-        try:
-            yield
-        except (DelayError, AMQPError, KombuError, OSError) as exc:
-            ids = self.ids
-            raise BatchFailed(f"{len(ids)} delayed messages are not stored, send them again: {exc}", ids) from exc
+            except (DelayError, AMQPError, OSError) as exc:
+                self._failed.append((plan, exc))
+        if self._failed:
+            ids = [plan.message.properties.get("correlation_id") for plan, _ in self._failed]
+            reason = self._failed[0][1]
+            raise BatchFailed(f"{len(ids)} delayed messages are not stored, send them again: {reason}", ids) from reason
 
 
-class PublishBatch:
-    """Implements the channel's part of `kombu.Producer.batch` (kombu.messaging)."""
-
-    def __init__(self, channel: Any, max_size: int) -> None:
-        self.channel = channel
-        self._batch = Batch(max_size, holds=True)
-
-    def publish(self, message: Any, **kwargs: Any) -> Any:
-        with self._batch.collecting(self.channel.connection.client):
-            return self.channel.basic_publish(message, **kwargs)
-
-    def flush(self) -> None:
-        """Send all messages. Raises `BatchFailed`."""
-        with self._batch.failing():
-            self._batch.flush(_sender_of(self.channel))
-
-    def discard(self) -> None:
-        self._batch.discard()
-
-    def close(self) -> None:
-        pass
+class _Thread(threading.local):
+    batch: Batch | None = None
 
 
-def _sender_of(channel: Any) -> Sender:
-    if channel.connection is None:
-        raise RecoverableConnectionError("the connection was lost")
-    sender: Sender = channel.connection.sender
-    return sender
+_this_thread = _Thread()
+
+
+def current() -> Batch | None:
+    """Return the batch that collects what this thread publishes. A forked process does not inherit it."""
+    batch = _this_thread.batch
+    return batch if batch is not None and batch.process == os.getpid() else None
 
 
 @contextmanager
-def collect(producer: kombu.Producer, max_size: int = MAX_SIZE, retry: dict[str, Any] | None = None) -> Iterator[None]:
-    """Let the delayed messages of a Kombu producer wait together for the broker until the block ends.
+def collecting(max_size: int) -> Iterator[None]:
+    """Let the delayed messages of this thread wait together for the broker until the block ends, also if it raises.
 
-    With `retry`, arguments for `kombu.Connection.ensure`, a lost connection is restored. Raises `BatchFailed`;
-    `UnsupportedConfiguration` if the producer's connection does not delay messages; `ValueError`.
+    In nested blocks the innermost one collects. Raises `BatchFailed`, `ValueError`.
     """
-    client = producer.connection
-    if not hasattr(client.transport, "delay_options"):
-        raise UnsupportedConfiguration("batch() is for delayed tasks in RabbitMQ: call install(app) first")
-    batch = Batch(max_size)
-
-    def flush() -> None:
-        batch.flush(_sender_of(producer.channel))
-
+    batch, outer = Batch(max_size), _this_thread.batch
+    _this_thread.batch = batch
     try:
-        with batch.collecting(client):
-            yield
+        yield
     finally:
-        if batch.ids:  # without messages there may be no broker: eager tasks have already run
-            with batch.failing():
-                if retry is None:
-                    flush()
-                else:
-                    client.ensure(producer, flush, **retry)()
+        _this_thread.batch = outer
+        batch.finish()
+    if not batch.amount:
+        logger.warning("A batch has collected nothing: this thread has published no task with a delay in its block")

@@ -9,8 +9,7 @@ from typing import Any
 
 from amqp.exceptions import RecoverableConnectionError
 
-from ..core.destination import Declarations
-from .batch import Batch, batches_of
+from . import batch
 from .limited import LimitedConnection
 from .receiving import Following, Known, known_to
 from .sender import Sender
@@ -21,7 +20,8 @@ class Connection(LimitedConnection):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.declarations = Declarations()
+        #: Exchanges and routing keys that lasting queues were bound with on this connection.
+        self.bound: set[tuple[str, str]] = set()
         self._senders: dict[int, Sender] = {}  # by the id of their process
         self._following: Following | None = None
         #: Makes an event loop read what came with an answer: its data may show nowhere that there is more to read.
@@ -45,6 +45,11 @@ class Connection(LimitedConnection):
             self._following = Following(self.client)
         return self._following
 
+    def close(self, *args: Any, **kwargs: Any) -> None:
+        if collected_by := batch.current():  # without a pool, Celery closes after each task
+            collected_by.settle()
+        super().close(*args, **kwargs)
+
     def collect(self) -> None:
         senders, following = list(self._senders.values()), self._following
         self._senders, self._following = {}, None
@@ -53,17 +58,7 @@ class Connection(LimitedConnection):
                 one.close()
         super().collect()
 
-    def on_declared(self, name: str) -> None:
-        """Take note that a queue or exchange of that name may be a new one."""
-        if sender := self._senders.get(os.getpid()):
-            sender.on_declared(name)
-
     @cached_property
     def known(self) -> Known:
         """What the streams have said about messages that this connection may receive."""
         return known_to[self.client]
-
-    @cached_property
-    def batches(self) -> list[Batch]:
-        """The batches that collect what is published, the innermost last; those of all connections of a client."""
-        return batches_of[self.client]

@@ -28,7 +28,7 @@ def choose(channel: ConfirmedChannel, options: Options, cascade: Cascade) -> tup
     It is the one with levels where the options or the release of RabbitMQ are against the other, where messages do not
     wait, and where this cannot be found out.
     """
-    if not options.may_wait_by_time(cascade, channel.server_version):
+    if not options.may_wait_by_time(channel.server_version):
         return cascade, None
     by_time, connection = options.by_time_cascade, channel.get_channel().connection
     key = connection.host, connection.virtual_host, by_time.root

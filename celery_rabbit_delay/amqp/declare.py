@@ -18,7 +18,6 @@ from ..core.errors import (
     CascadeConflict,
     CascadeMissing,
     DestinationNotFound,
-    InvalidDestination,
     LayoutMismatch,
     LimitReached,
     NotPermitted,
@@ -26,6 +25,7 @@ from ..core.errors import (
 )
 from ..core.levels import MOST_COMBINED
 from ..core.topology import LAYOUT, Binding, Cascade, Exchange, Queue, Stream
+from .confirms import ConfirmedChannel
 
 #: Seconds after which RabbitMQ reports a quorum queue as empty if its leader has not answered (rabbit_quorum_queue,
 #: `stat`). To trust that answer would mean to delete a queue that holds messages.
@@ -42,6 +42,9 @@ SAVED_AFTER = 1.5
 #: what these send to it in between never expires, and holds up all that follows. Nor has a stream a leader then: before
 #: 4.0.6, RabbitMQ closes the connection of whoever sends to it (rabbitmq-server #12969).
 SHOWS_WHAT_STARTED = (4, 1)
+
+#: Seconds after which these have, too.
+STARTED_AFTER = 0.3
 
 Channel = Any  # an amqp.Channel; py-amqp has no type hints
 
@@ -70,35 +73,69 @@ def require_cascade(channel: Channel, cascade: Cascade) -> None:
     )
 
 
-def require_route(channel: Channel, cascade: Cascade, destination: Destination) -> None:
-    """Check by its outbox without a delay and by the destination itself that a cascade leads to a destination.
-
-    On RabbitMQ 4.3, a user without any permission on one of them cannot see it: then its check passes. Raises
-    `DestinationNotFound`, `InvalidDestination` (an exclusive queue).
-    """
-    parts: list[tuple[Callable[[Channel, str], Any], str]]
-    parts = [(passive_declare_queue, name) for name in (cascade.outbox_name(destination), *destination.queues)]
+def require_destination(channel: Channel, destination: Destination) -> None:
+    """Check that a destination exists, as far as this user may see it. Raises `DestinationNotFound`."""
     if destination.exchange:
-        parts.append((passive_declare, destination.exchange))
-    with translate_errors(cascade):
-        for ask_for, name in parts:
-            try:
-                with suppress(AccessRefused):
-                    ask_for(channel, name)
-            except NotFound as exc:
-                if "no queue" in exc.reply_text or "no exchange" in exc.reply_text:  # nor is it on a node that is down
-                    raise DestinationNotFound(
-                        f'declare="passive", and nothing leads to {destination}: create it, and then run `celery -A '
-                        "APP delay setup`, or `celery-rabbit-delay --queue … setup`"
-                    ) from None
+        found = exists(passive_declare, channel, destination.exchange)
+    else:
+        found = exists(passive_declare_queue, channel, destination.key or "")
+    if not found:
+        raise DestinationNotFound(f"the {destination} does not exist: declare it before you publish")
 
 
-def outbox_exists(channel: Channel, cascade: Cascade, destination: Destination, outbox: int) -> bool:
-    """Return whether a destination has an outbox with a delay in ticks, as far as this user may see it."""
+def require_route(
+    channel: Channel, cascade: Cascade, destination: Destination, outboxes: Sequence[int]
+) -> tuple[int, ...]:
+    """Check that a destination has an outbox without a delay; return those with some delays that exist, in ticks.
+
+    Raises `DestinationNotFound`.
+    """
+    if not exists(passive_declare_queue, channel, cascade.outbox_name(destination)):
+        raise DestinationNotFound(
+            f'declare="passive", and nothing leads to {destination}: run `celery -A APP delay setup`, or '
+            "`celery-rabbit-delay --queue … setup`"
+        )
+    names = {ticks: cascade.outbox_name(destination, ticks) for ticks in outboxes}
+    return tuple(ticks for ticks, name in names.items() if exists(passive_declare_queue, channel, name))
+
+
+def exists(ask_for: Callable[[Channel, str], Any], channel: Channel, name: str) -> bool:
+    """Return whether a queue or an exchange exists. What this user may not see, or is on a node that is down, does."""
     try:
-        return queue_exists(channel, cascade.outbox_name(destination, outbox))
-    except AccessRefused:
-        return False
+        ask_for(channel, name)
+    except NotFound as exc:
+        return "no queue" not in exc.reply_text and "no exchange" not in exc.reply_text
+    except (AccessRefused, ResourceLocked):  # it is hidden, or exclusive to another connection
+        pass
+    return True
+
+
+def lead_to(channel: ConfirmedChannel, cascade: Cascade, destination: Destination, outboxes: Sequence[int]) -> None:
+    """Bind the outboxes of a destination, and create them if one is missing. Raises as `translate_errors`."""
+    with translate_errors(cascade):
+        try:
+            _bind_outboxes(channel.get_channel(), cascade, destination, outboxes)
+            return
+        except NotFound as exc:
+            if cascade.outbox_prefix not in exc.reply_text:
+                raise
+        for ticks in outboxes:
+            declare_queue(channel.get_channel(), cascade.outbox(destination, ticks), nowait=ticks != outboxes[-1])
+        if channel.server_version < SHOWS_WHAT_STARTED:  # another process may just be creating them
+            time.sleep(STARTED_AFTER)
+        _bind_outboxes(channel.get_channel(), cascade, destination, outboxes)
+
+
+def _bind_outboxes(channel: Channel, cascade: Cascade, destination: Destination, outboxes: Sequence[int]) -> None:
+    *bindings, last = [one for ticks in outboxes for one in cascade.outbox_bindings(destination, ticks)]
+    for binding in bindings:
+        bind(channel, binding, nowait=True)
+    bind(channel, last)
+
+
+def bind_outbox(channel: Channel, cascade: Cascade, destination: Destination, ticks: int) -> None:
+    """Bind an outbox with a delay in ticks."""
+    _bind_outboxes(channel, cascade, destination, (ticks,))
 
 
 def other_layouts(channel: Channel, cascade: Cascade) -> list[int]:
@@ -109,35 +146,6 @@ def other_layouts(channel: Channel, cascade: Cascade) -> list[int]:
             if layout != LAYOUT and exchange_exists(channel, cascade.root_of(layout)):
                 found.append(layout)
     return found
-
-
-def bind_destination(
-    channel: Channel,
-    cascade: Cascade,
-    destination: Destination,
-    outboxes: Sequence[int] = (0,),
-    check: bool = False,
-    seen: Sequence[int] = (),
-) -> None:
-    """Create outboxes of a destination, with delays in ticks, and lead through them to it: one round trip.
-
-    Does not create those that were `seen`: raises `CascadeMissing` if one does not exist any more. With `check`, raises
-    `CascadeMissing` if the cascade does not exist before. Raises `DestinationNotFound`,
-    `InvalidDestination` (an exclusive queue), `CascadeMissing`, `NotPermitted`.
-    """
-    if check:  # the broker answers only if it fails, and before it answers to the binding
-        passive_declare(channel, cascade.marker, nowait=True)
-    # If the destination does not exist, no outbox is created: after an error the broker ignores the rest.
-    parts: list[tuple[Callable[..., Any], Any]] = [(bind, one) for one in cascade.exit_bindings(destination)]
-    for ticks in outboxes if not destination.short_lived else ():
-        if ticks in seen:
-            parts.append((passive_declare_queue, cascade.outbox_name(destination, ticks)))
-        else:
-            parts.append((declare_queue, cascade.outbox(destination, ticks)))
-        parts += [(bind, binding) for binding in cascade.outbox_bindings(destination, ticks)]
-    with translate_errors(cascade):
-        for number, (ask_for, part) in enumerate(parts, start=1):
-            ask_for(channel, part, nowait=number < len(parts))
 
 
 def bind_stream(channel: Channel, cascade: Cascade, stream: Stream, pause: float = 0) -> None:
@@ -165,13 +173,6 @@ def bind_stream(channel: Channel, cascade: Cascade, stream: Stream, pause: float
                 f"RabbitMQ cannot create the stream {stream.name!r} ({exc}). If it has no streams, set the option "
                 "streams=False: then delayed tasks work, but none can be listed, cancelled or moved"
             ) from None
-
-
-def bind_exit(channel: Channel, cascade: Cascade, destination: Destination) -> None:
-    """Bind a destination to `exit` again, for the messages in its outboxes. Raises as `bind_destination`."""
-    with translate_errors(cascade):
-        for binding in cascade.exit_bindings(destination):
-            bind(channel, binding)
 
 
 def bind(channel: Channel, binding: Binding, nowait: bool = False) -> None:
@@ -254,8 +255,8 @@ def _limit_reached(exc: PreconditionFailed, cascade: Cascade) -> LimitReached:
     queues, exchanges = len(list(cascade.queues())), len(list(cascade.exchanges()))
     return LimitReached(
         f"a limit of the broker is reached ({exc.reply_text}). The cascade {cascade.prefix!r} needs {queues} queues "
-        f"and {exchanges} exchanges, at most nine streams besides, and 1 to {1 + MOST_COMBINED} queues for each queue "
-        "that delayed tasks go to, and one more for each round delay in use. Raise the limit, as with `rabbitmqctl "
+        f"and {exchanges} exchanges, at most nine streams besides, and {1 + MOST_COMBINED} queues for each queue that "
+        "delayed tasks go to, and one more for each round delay in use. Raise the limit, as with `rabbitmqctl "
         "set_vhost_limits -p VHOST '{\"max-queues\": 200}'`, or set a smaller `max_delay`, which needs fewer. What was "
         "created so far is used then, or deleted by `celery -A APP delay teardown`"
     )
@@ -279,11 +280,6 @@ def translate_errors(cascade: Cascade) -> Iterator[None]:
         raise NotPermitted(
             f"permission denied ({exc.reply_text}): grant the permission, see {PERMISSIONS}, or create everything as "
             'another user with `celery -A APP delay setup`, and set declare="passive"'
-        ) from None
-    except ResourceLocked as exc:
-        raise InvalidDestination(
-            f"the queue is exclusive to another connection, and only that one may bind it ({exc.reply_text}): "
-            "bind it to your own exchange, and send the message there"
         ) from None
     except NotFound as exc:
         if f"'{cascade.root}." in exc.reply_text or f"'{cascade.root}'" in exc.reply_text:

@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
-from typing import Any
 
 import kombu
 from kombu.common import Broadcast
 
-from ..core.destination import Destination, check_key, is_match
+from ..core.destination import Destination, check_key, is_match, is_short_lived
 from ..core.errors import InvalidDestination
 
 #: The types of exchanges that route by the routing key alone, or not at all.
 _BY_KEY = ("direct", "topic", "fanout")
-
-
-def is_lasting(durable: bool, exclusive: bool, auto_delete: bool, arguments: Mapping[str, Any] | None) -> bool:
-    """Return whether a queue with these properties stays until it is deleted explicitly."""
-    return durable and not exclusive and not auto_delete and "x-expires" not in (arguments or {})
 
 
 def may_pause(queue: kombu.Queue) -> bool:
@@ -33,30 +27,17 @@ def bindings_of(queue: kombu.Queue) -> Iterator[kombu.binding]:
     return (bound for bound in (own, *queue.bindings) if bound.exchange and bound.exchange.name)
 
 
-def own_destination(queue: kombu.Queue) -> Destination | None:
-    """Return the destination that is the queue itself.
-
-    None for an exclusive queue, which only its own connection may bind, and for a broadcast queue, whose name changes
-    each time.
-    """
-    if queue.exclusive or isinstance(queue, Broadcast):
-        return None
-    lasting = is_lasting(queue.durable, queue.exclusive, queue.auto_delete, queue.queue_arguments)
-    return Destination("", (queue.name,), short_lived=not lasting)
-
-
 def destinations_of(queue: kombu.Queue) -> Iterator[Destination]:
-    """Yield the destinations of messages for a queue, each once: the queue itself, and its exchanges."""
-    own = own_destination(queue)
-    found = [own] if own else []
+    """Yield the destinations of messages for a queue, each once: the queue itself, and its exchanges.
+
+    Not a broadcast queue, whose name changes each time.
+    """
+    is_lasting = not isinstance(queue, Broadcast) and not is_short_lived(queue.name)
+    found = [Destination("", queue.name)] if is_lasting else []
     for bound in bindings_of(queue):
-        exchange = bound.exchange
-        if exchange.type == "fanout":
-            found.append(Destination(exchange.name, fanout=True))
-            continue
-        found.append(Destination(exchange.name))
-        if own and not own.short_lived and not bound.arguments:
-            found.append(Destination(exchange.name, key=bound.routing_key))
+        found.append(Destination(bound.exchange.name))
+        if is_lasting and bound.routing_key and not bound.arguments:
+            found.append(Destination(bound.exchange.name, bound.routing_key))
     yield from dict.fromkeys(found)
 
 
@@ -88,7 +69,7 @@ class QueueNames:
         names = self._known(exchange, routing_key) or (routing_key,)
         return wanted if wanted in names else names[0]
 
-    def leads_to_one(self, exchange: str, keys: Iterable[str]) -> bool:
+    def leads_to_one(self, exchange: str, routing_key: str) -> bool:
         """Return whether a message for an exchange goes to one of the queues; always, unless it is about them `only`.
 
         An exchange with another rule than the key, such as headers, is one that leads there if a queue is bound to it.
@@ -96,8 +77,8 @@ class QueueNames:
         if not self.only:
             return True
         if not exchange:
-            return not self._queues.isdisjoint(keys)
-        return exchange in self._opaque or any(self._known(exchange, key) for key in keys)
+            return routing_key in self._queues
+        return exchange in self._opaque or bool(self._known(exchange, routing_key))
 
     def check(self, queue: str | None) -> None:
         """Raise `InvalidDestination` for a queue that a caller names and that is none of its own, or cannot be any."""

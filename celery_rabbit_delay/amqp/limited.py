@@ -42,10 +42,6 @@ class Blocked(TimeoutError):
         super().__init__("an alarm of RabbitMQ blocks publishers")
 
 
-class NothingSent(Blocked):
-    """So nothing was sent, not even what asks RabbitMQ for something: the connection is as it was."""
-
-
 #: Seconds to wait for the answer when a connection or a channel closes. After an error Kombu's pools close connections,
 #: so that a call would never raise its own error while nobody answers.
 CLOSING = 10

@@ -1,7 +1,8 @@
-"""Publishes delayed messages by their plans: ensures cascade and route, sends, waits for the confirm, and repairs."""
+"""Publishes delayed messages by their plans: ensures cascade and route, sends, and waits for the broker's answer."""
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 from datetime import timedelta
@@ -10,29 +11,30 @@ from functools import lru_cache
 from amqp.exceptions import AccessRefused, ChannelError, FrameError, NotFound
 
 from ..core import headers as headers_
-from ..core import streams
 from ..core.destination import Destination
 from ..core.due import to_ticks
-from ..core.errors import CascadeMissing, DelayError, InvalidDestination, MessageRefused, NotRouted
+from ..core.errors import CascadeMissing, DelayError, MessageRefused, NotRouted
 from ..core.journal import Record
 from ..core.options import Options
 from ..core.plan import Plan
-from ..core.topology import Cascade
+from ..core.topology import MAX_NORMAL_PRIORITY, Cascade
 from . import create, declare
 from .confirms import ConfirmedChannel, NotStored, Outgoing, with_headers
 from .delivery_time import BrokerClock
-from .limited import LimitedConnection, NothingSent
+from .limited import LimitedConnection
 from .patience import Patience
-from .routes import Routes
+from .routes import routes_of
 from .stream_writer import StreamWriter, record_of
+
+logger = logging.getLogger(__name__)
 
 #: Seconds for which a refused message is published again. RabbitMQ refuses at once what comes before the leader of a
 #: queue is up (rabbit_fifo_client, `enqueue`): another process may just be creating the queue, or its node may have
 #: started just now.
 PATIENCE = 3
 
-#: Binds a queue to the cascade that only the user's connection may bind, because it is exclusive to that.
-BindForUser = Callable[[Cascade, Destination], None]
+#: How often a message is sent again because a part of the cascade was missing, before that is an error.
+REPAIRS = 2
 
 #: Is called with None once the broker has stored a message, or else with the reason, as `publish` would raise it.
 Answered = Callable[[Exception | None], None]
@@ -44,47 +46,54 @@ class DelayedPublisher:
     For blocks of `Sender.turn`, which limit its waits, and close the connection on whatever is not the broker's answer.
     """
 
-    def __init__(
-        self, connection: LimitedConnection, cascade: Cascade, options: Options, bind_for_user: BindForUser
-    ) -> None:
-        self._connection = connection
-        self.options = options
-        self.cascade = self._with_levels = cascade
+    def __init__(self, connection: LimitedConnection, options: Options, through_levels: bool) -> None:
+        """Choose the cascade: where the broker shows that it holds messages, and not `through_levels`, without levels.
+
+        Raises as `create.choose`.
+        """
+        self._connection, self.options = connection, options
         self.channel = ConfirmedChannel(connection)
-        self.writer = StreamWriter(connection, self.channel, cascade, options)
-        self.routes = Routes(self.channel, cascade, options)
-        self._bind_for_user = bind_for_user
-        self._tick = cascade.tick // timedelta(microseconds=1) * 1000  # nanoseconds
-        self._wanted = lru_cache(maxsize=1024)(options.wanted)
-        self._ways = lru_cache(maxsize=1024)(self._find_way)
         #: The broker's, if its queues hold each message until it is due.
         self.clock: BrokerClock | None = None
+        self._use(options.cascade)
+        self.writer = StreamWriter(connection, self.channel, self.cascade, options)
+        self._tick = self.cascade.tick // timedelta(microseconds=1) * 1000  # nanoseconds
+        #: Quorum queues of these releases know two priorities, and look for expired messages only at the head.
+        self._caps_priority = (4, 0) <= connection.server_version < (4, 3)
+        self._ways = lru_cache(maxsize=1024)(self._find_way)
         #: Whether to ask whether they do.
-        self.chooses = False
+        self._asks = not through_levels and options.may_wait_by_time(connection.server_version)
+        if self._asks:
+            self._choose_way()
 
-    def choose_way(self) -> None:
+    def _choose_way(self) -> None:
         """Let messages wait for their delivery time, if the broker shows that it holds them, or else in levels."""
-        cascade, self.clock = create.choose(self.channel, self.options, self._with_levels)
+        cascade, self.clock = create.choose(self.channel, self.options, self.options.cascade)
         if cascade != self.cascade:
-            self.cascade = self.writer.cascade = cascade
-            self.routes = Routes(self.channel, cascade, self.options)
+            self.writer.cascade = cascade
+            self._use(cascade)
+
+    def _use(self, cascade: Cascade) -> None:
+        self.cascade = cascade
+        #: What this process knows of the cascade.
+        self.routes = routes_of(self._connection, cascade, self.options)
 
     def publish(self, plan: Plan) -> None:
-        """Send a message into the cascade; return once the broker has stored it.
+        """Send a message into the cascade, and its record; return once the broker has stored both.
 
         Raises `DelayError` if the broker refuses it, `NotStored` if the broker cannot store it now, and py-amqp's
         connection errors and time-outs.
-
-        The record of a message follows it on the same channel: what raises here is in no list.
         """
         tries: Patience | None = None
-        is_repaired = False
+        failures, recorded = 0, None
         while True:
+            enters = None
             try:
                 self.ensure(plan)
-                outgoing = self._outgoing(plan)
+                enters, outgoing = self._outgoing(plan)
                 confirm = self.channel.send(outgoing)
-                recorded = self.writer.send(plan, outgoing.message) if plan.stream else None
+                if plan.stream and recorded is None:
+                    recorded = self.writer.send(plan, outgoing.message)
                 try:
                     self.channel.wait(confirm)
                 except (ChannelError, FrameError) as exc:
@@ -93,23 +102,29 @@ class DelayedPublisher:
                     self.writer.finish(plan, outgoing.message, recorded)
                 return
             except NotStored:
-                tries = tries or Patience(PATIENCE)
+                tries, recorded = tries or Patience(PATIENCE), None
                 goes_on = tries.pause()
                 self._connection.read_all()  # the answer to its record
                 # A queue may seem full to a channel after it has room again (rabbit_fifo_client, `reject_publish`).
                 if not self.channel.unanswered:
                     self.channel.reset()
                 if not goes_on:
-                    self.void(plan)
                     raise
-            except (CascadeMissing, NotRouted) as exc:  # a part of the cascade, or an outbox, was deleted meanwhile
-                self.routes.reset()
-                if is_repaired or not self.routes.repair(plan.destination):
-                    if isinstance(exc, CascadeMissing):
-                        raise
-                    self.void(plan)
-                    raise NotRouted(f"no level of the cascade accepted the message: {exc}") from exc
-                is_repaired = True
+            except (CascadeMissing, NotRouted) as exc:
+                failures += 1
+                if failures > REPAIRS or not self._goes_on_without(plan, enters, exc):
+                    raise CascadeMissing(f"no level of the cascade accepted the message ({exc}): run `setup`") from exc
+
+    def _goes_on_without(self, plan: Plan, enters: int | None, exc: Exception) -> bool:
+        """Do without the outbox that has returned a message, or repair the cascade; return whether to try again."""
+        if enters is not None and isinstance(exc, NotRouted):
+            self.routes.missed(plan.destination, enters)
+            return True
+        self.routes.forget()
+        if self.options.declare == "passive":
+            return False
+        create.create_cascade(self.channel, self.cascade)
+        return True
 
     def submit(self, plan: Plan, answered: Answered) -> Record | None:
         """Send a message without waiting for the broker's answer: a later turn calls `answered`. Return its record.
@@ -117,60 +132,53 @@ class DelayedPublisher:
         Waits where the cascade or the route has to be made first. Raises as `publish`.
         """
         self.ensure(plan)
-        outgoing = self._outgoing(plan)
+        enters, outgoing = self._outgoing(plan)
 
-        self.channel.send(outgoing, lambda refusal: answered(refusal if refusal is None else self._translated(refusal)))
+        def on_answer(refusal: Exception | None) -> None:
+            if enters is not None and isinstance(refusal, NotRouted):
+                self.routes.missed(plan.destination, enters)
+            answered(refusal if refusal is None else self._translated(refusal))
+
+        self.channel.send(outgoing, on_answer)
         return record_of(plan, outgoing.message) if plan.stream else None
 
-    def void(self, plan: Plan) -> None:
-        """Mark the record of a refused message, if it was sent, so that it is not listed. Does not wait for the broker.
-
-        See `Plan.void`.
-        """
-        if plan.stream and self.writer.takes(plan.stream) and (change := plan.void):
-            self.channel.send(self.writer.outgoing(streams.changes(self.cascade), change))
-
     def ensure(self, plan: Plan) -> None:
-        """Lead to the destination of a message, through the outbox with a delay that suits it. Once per connection.
-
-        With `declare="passive"`, look for that outbox, and do without it if it is missing. Wait up to
-        `declare.SAVED_AFTER` if the message could arrive in an outbox that is just being created.
-        """
-        destination, must_not_wait = plan.destination, self._connection.must_not_wait
-        if self.chooses and not must_not_wait:
-            self.choose_way()
-        lacking = self.routes.lacking(destination, self._wanted(self.cascade, *self._ticks(plan)))
-        is_known = destination in self.routes.known and self.routes.has_cascade
-        if must_not_wait and not is_known:
-            raise NothingSent
-        if not is_known or (lacking and not must_not_wait):
-            try:
-                self.routes.ensure(destination, *lacking)
-            except InvalidDestination:  # an exclusive queue
-                self._bind_for_user(self.cascade, destination)
-                self.routes.note(destination)
-        if 0 in self.routes.known.get(destination, ()):
-            self.routes.settle(destination, plan.due / 10**9)
-
-    def _ticks(self, plan: Plan) -> tuple[int, int]:
-        """Return the ticks of the remaining delay, for declaring, or a batch, may have taken time; and of the delay."""
-        ticks, asked = to_ticks(plan.due - time.monotonic_ns(), self._tick), to_ticks(plan.delay * 1000, self._tick)
-        return max(1, ticks), asked
+        """Lead to the destination of a message; wait if the message could arrive in an outbox that was just created."""
+        if self._asks:
+            self._choose_way()
+        safe_from = self.routes.ensure(self.channel, plan.destination)
+        if safe_from:
+            arrival = time.monotonic() if self.cascade.by_time else plan.due / 10**9
+            time.sleep(max(0, safe_from - max(arrival, time.monotonic())))
 
     def _find_way(
-        self, cascade: Cascade, destination: Destination, ticks: int, asked: int, outboxes: tuple[int, ...]
-    ) -> tuple[str, tuple[str, ...]]:
-        return cascade.entry(self.options.route(cascade, ticks, asked, outboxes), destination)
+        self, cascade: Cascade, destination: Destination, ticks: int, combined: tuple[int, ...], exact: bool
+    ) -> tuple[int | None, str, str, list[str]]:
+        """Return the ticks of an outbox that the message enters, the exchange, its routing key, and others for CC."""
+        route = self.options.route(cascade, ticks, combined, exact)
+        exchange, (key, *more) = cascade.entry(route, destination)
+        if destination.is_short_lived:  # their outbox dead-letters with no key of its own
+            more.append(destination.key or "")
+        return None if route.levels else route.outbox, exchange, key, more
 
-    def _outgoing(self, plan: Plan) -> Outgoing:
-        usable = self.routes.usable(plan.destination)
-        exchange, (key, *addresses) = self._ways(self.cascade, plan.destination, *self._ticks(plan), usable)
-        headers = headers_.addressed(plan.headers, addresses)
+    def _outgoing(self, plan: Plan) -> tuple[int | None, Outgoing]:
+        """Return the ticks of the outbox that a message enters, None for a level, and the message as it is sent."""
+        destination = plan.destination
+        ticks = max(1, to_ticks(plan.due - time.monotonic_ns(), self._tick))
+        routes = self.routes
+        is_exact, combined = routes.takes(self.channel, destination, ticks), routes.combined(destination)
+        enters, exchange, key, more = self._ways(self.cascade, destination, ticks, combined, is_exact)
+        if destination.key is None:  # nor do those of an exchange
+            more = [*more, plan.headers[headers_.HEADER]["routing_key"]]
+        headers = {**plan.headers, "CC": more} if more else dict(plan.headers)
         if self.clock:
             headers[headers_.X_DELIVERY_TIME] = self.clock.delivery_time(plan.due)
         message = with_headers(plan.message, headers)
         message.properties.pop("expiration", None)  # RabbitMQ would let it expire in its first queue
-        return Outgoing(message, exchange, key)
+        if self._caps_priority and (plan.priority or 0) > MAX_NORMAL_PRIORITY:
+            _tell_of_cap()
+            message.properties["priority"] = MAX_NORMAL_PRIORITY
+        return enters, Outgoing(message, exchange, key)
 
     def _translated(self, refusal: Exception) -> Exception:
         """Return a refusal as `publish` raises it: as an error that says what to do."""
@@ -183,3 +191,13 @@ class DelayedPublisher:
         if isinstance(refusal, (ChannelError, FrameError)):  # the message itself, such as its size or its user_id
             return MessageRefused(f"RabbitMQ refuses this message: {refusal}")
         return refusal
+
+
+@lru_cache
+def _tell_of_cap() -> None:
+    """Warn, once."""
+    logger.warning(
+        "On RabbitMQ 4.0 to 4.2, delayed messages with a priority above %d get just that, for others would wait behind "
+        "them: upgrade to 4.3 or later",
+        MAX_NORMAL_PRIORITY,
+    )

@@ -18,7 +18,7 @@ from ..core import plan
 from ..core.destination import check_key
 from ..core.due import microseconds_until
 from ..core.errors import DelayError
-from ..core.headers import Delivery, Headers, State, cc_keys, read_state
+from ..core.headers import Delivery, State, read_state
 from ..core.plan import Now
 from ..core.topology import Cascade
 from ..core.unwrap import resent
@@ -70,8 +70,8 @@ def look(connection: kombu.Connection, queue: str, limit: int | None = None) -> 
 
 def original(message: Message) -> tuple[Message, str, str]:
     """Return a copy of a message for sending it again, with its exchange and its routing key."""
-    info = message.delivery_info
-    delivery = resent(Delivery(info["exchange"], info["routing_key"], message.headers or {}))
+    info, headers, state = message.delivery_info, message.headers or {}, read_state(message.headers or {})
+    delivery = resent(headers, state) if state else Delivery(info["exchange"], info["routing_key"], headers)
     headers = {key: value for key, value in delivery.headers.items() if key not in _COUNTS}
     copy = Message(message.body, **{**message.properties, "application_headers": headers})
     return copy, delivery.exchange, delivery.routing_key
@@ -89,15 +89,17 @@ class Allowed:
         self._queues = {queue.name for queue in queues or ()}
         self._exchanges = {bound.exchange.name for queue in queues or () for bound in bindings_of(queue)}
 
-    def refuses(self, exchange: str, routing_key: str, headers: Headers) -> str | None:
-        """Return why a message may not go to an exchange with its keys; None if it may."""
+    def refuses(self, exchange: str, routing_key: str) -> str | None:
+        """Return why a message may not go to an exchange with a routing key; None if it may."""
         if self._any:
             return None
         if exchange:
             return None if exchange in self._exchanges else f"exchange {exchange!r} is not allowed: {_ADVICE}"
-        keys = (routing_key, *cc_keys(headers, "CC"), *cc_keys(headers, "BCC"))
-        others = [key for key in keys if key not in self._queues]
-        return f"queue {others[0]!r} is not one of the allowed queues: {_ADVICE}" if others else None
+        return (
+            None
+            if routing_key in self._queues
+            else f"queue {routing_key!r} is not one of the allowed queues: {_ADVICE}"
+        )
 
 
 #: Allows any destination.
@@ -124,8 +126,7 @@ def replay(
         now = Now(datetime.now(timezone.utc), time.monotonic_ns())
         delay = microseconds_until(state.due, now.utc) + _ROUNDED
         if delay > 0:
-            planned = plan.of_orphan(copy, exchange, routing_key, state, delay, now, options, connection.declarations)
-            connection.sender.publish(planned)
+            connection.sender.publish(plan.of_orphan(copy, state, delay, now, options))
             return None
         return connection.sender.publish_now(copy, exchange, routing_key)
 
@@ -155,9 +156,8 @@ def send_on(
     try:
         copy, exchange, routing_key = original(message)
         check_key(exchange, "exchange")
-        for key in (routing_key, *cc_keys(copy.headers, "CC"), *cc_keys(copy.headers, "BCC")):
-            check_key(key)
-        return allowed.refuses(exchange, routing_key, copy.headers) or publish(copy, exchange, routing_key, state)
+        check_key(routing_key)
+        return allowed.refuses(exchange, routing_key) or publish(copy, exchange, routing_key, state)
     except AMQPConnectionError:
         raise
     except (AMQPError, DelayError, ValueError) as exc:

@@ -25,7 +25,6 @@ from ..core.errors import (
     NotWaiting,
     TooLate,
 )
-from ..core.headers import Delivery
 from ..core.journal import Record
 from ..core.options import Options
 from ..core.plan import Now
@@ -117,13 +116,12 @@ def move(connection: kombu.Connection, records: Sequence[Record], due: datetime,
     options: Options = connection.transport.delay_options
     if due != headers_.moment(first.due):
         _check_expires(first.id, message.headers, max(due, now.utc))
-    if refused := allowed.refuses(exchange, routing_key, message.headers):
+    if refused := allowed.refuses(exchange, routing_key):
         raise InvalidDestination(f"{first.id!r} was not moved: {refused}")
-    channel = connection.default_channel
     delay = max(1, microseconds_until(due, now.utc))  # one tick for "at once"
-    recording, declarations = replace(options, journal=0), channel.connection.declarations
-    planned = plan.of_new(message, message.headers, exchange, routing_key, delay, now, recording, declarations)
-    channel.store(planned)
+    ours, recording = connection.default_channel.connection, replace(options, journal=0)
+    planned = plan.of_new(message, message.headers, exchange, routing_key, delay, now, recording, ours.bound)
+    ours.sender.publish(planned)
     # Only now: without the copy, the message would be lost.
     write_changes(connection, [changes.void(record.number, record.due) for record in records])
     logger.info("The task %s is moved from %s to %s", escape(first.id), headers_.moment(first.due), due)
@@ -135,9 +133,9 @@ def _copy(record: Record, due: datetime) -> tuple[Message, str, str]:
     state = headers_.read_state(message.headers or {})
     if state is None:
         raise NotWaiting(f"the record of {record.id!r} in the journal cannot be used: its message has no delay")
-    if state.routing_key is not None and "task" not in message.headers:
+    if state.queue is not None and "task" not in message.headers:
         raise InvalidDelay(f"{record.id!r} cannot be moved: its eta is in its body, as in task protocol 1")
-    delivery = resent(Delivery(f"{state.root}.", "@", message.headers))
+    delivery = resent(message.headers, state)
     headers = dict(delivery.headers)
     headers.setdefault(headers_.X_DELAY_SENT, "")  # a copy is not sent later than its original, whenever that was
     if headers.get("eta"):

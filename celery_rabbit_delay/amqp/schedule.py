@@ -100,27 +100,25 @@ def describe(record: Record, headers: Mapping[str, Any], queues: QueueNames, wan
     If it goes to several queues, the description has only one of them, `wanted` if it is one of them.
     """
     state = headers_.read_state(headers)
-    exchange, routing_key = (state.exchange if state else ""), headers_.original_key(headers)
-    queue = queues.name(exchange, routing_key, wanted)
-    if state and state.routing_key is not None:  # it returns to one queue, not to the exchange that it was sent to
-        queue, routing_key = routing_key, state.routing_key
+    if state is None:
+        raise ValueError("its message has no delay")
+    queue = queues.name(state.exchange, state.routing_key, wanted) if state.queue is None else state.queue
     names = ("task", "argsrepr", "kwargsrepr", "root_id", "group", "parent_id", "expires")
     texts = (None if headers.get(name) is None else str(headers[name]) for name in names)
     task, args, kwargs, *others = texts
     due = headers_.moment(record.due)
     retries = _retries(headers)
-    return Scheduled(record.id, task, queue, due, args, kwargs, exchange, routing_key, retries, record.number, *others)
+    return Scheduled(
+        record.id, task, queue, due, args, kwargs, state.exchange, state.routing_key, retries, record.number, *others
+    )
 
 
 def concerns(headers: Mapping[str, Any], queues: QueueNames) -> bool:
     """Return whether a message, which `describe` can read, goes to one of some queues, if it is about these only."""
     if not queues.only:
         return True
-    state, keys = headers_.read_state(headers), [headers_.original_key(headers)]
-    if state is None or state.routing_key is not None:  # it returns to one queue
-        return queues.leads_to_one("", keys)
-    others = [*map(str, headers_.items_of(headers.get("CC"))), *map(str, headers_.items_of(headers.get("BCC")))]
-    return queues.leads_to_one(state.exchange, keys + others)
+    state = headers_.read_state(headers)
+    return state is not None and queues.leads_to_one(*state.destination)
 
 
 def _retries(headers: Mapping[str, Any]) -> int:
@@ -341,7 +339,7 @@ def paused(connection: kombu.Connection, names: QueueNames) -> list[Pause]:
     for body in read_changes(connection):
         with suppress(Unreadable):  # `list` names it
             found.apply(body)
-    return [one for name, one in found.paused(utc_ms()).items() if names.leads_to_one("", [name])]
+    return [one for name, one in found.paused(utc_ms()).items() if names.leads_to_one("", name)]
 
 
 def tell_workers(connection: kombu.Connection) -> None:

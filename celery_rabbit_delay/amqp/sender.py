@@ -15,12 +15,10 @@ other one is gone. What the broker has closed meanwhile is noticed before anythi
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 import weakref
 from collections.abc import Iterable
-from contextlib import suppress
 from typing import Any
 
 from amqp import Message
@@ -31,19 +29,27 @@ from ..core.destination import Destination
 from ..core.errors import DestinationNotFound, UnsupportedConfiguration
 from ..core.options import Options
 from ..core.plan import Plan
-from ..core.topology import Cascade, Stream
-from . import declare
+from ..core.topology import Stream
 from .confirms import ANSWERS
 from .connecting import connect, copy_of
 from .limited import NO_ANSWER, LimitedConnection
-from .publisher import Answered, DelayedPublisher
-from .stream_writer import paused_of, records_of
-
-#: Seconds to wait for the broker while records are stored behind messages that have been answered.
-RECORDING = 5
+from .publisher import DelayedPublisher
+from .stream_writer import paused_of
 
 #: Seconds that are left in a turn at least once it has begun.
 _LEAST = 0.001
+
+
+class _Thread(threading.local):
+    patience: float | None = None
+
+
+_this_thread = _Thread()
+
+
+def limit_this_thread(seconds: float | None) -> None:
+    """Let calls in this thread wait for the broker for so long at most: its event loop has heartbeats to send."""
+    _this_thread.patience = seconds
 
 
 class Sender:
@@ -52,104 +58,56 @@ class Sender:
     def __init__(self, user: LimitedConnection) -> None:
         self.options: Options = user.delay_options
         self._user = weakref.ref(user)
-        self._process = os.getpid()
         self._client = copy_of(user.client, "publisher")
         self._connect_timeout: float | None = self._client.connect_timeout
         paused_of[self._client] = paused_of[user.client]
         self._lock = threading.Lock()
-        #: By whether their cascade is the high one, and whether it has to have levels.
-        self._publishers: dict[tuple[bool, bool], DelayedPublisher] = {}
+        #: By whether their messages have to pass levels.
+        self._publishers: dict[bool, DelayedPublisher] = {}
 
     def publish(self, plan: Plan, seconds: float | None = None) -> None:
         """Send a message into the cascade; return once the broker has stored it.
 
         Raises as `DelayedPublisher.publish`.
         """
-        with Turn(self, min(filter(None, (seconds, self.options.confirm_timeout)), default=None)):
-            self.publisher_for(plan.priority, plan.came_early).publish(plan)
-
-    def submit(self, plan: Plan, answered: Answered, seconds: float) -> None:
-        """Send a message and its record, and wait for no answer to them; waits for declarations, but not for longer.
-
-        Raises `NothingSent` if it has to be declared first where it is to go, and an alarm is on.
-        """
-        with self.turn(seconds) as connection:
-            connection.raises_if_blocked = True
-            publisher = self.publisher_for(plan.priority, plan.came_early)
-            record = publisher.submit(plan, answered)
-            if plan.stream and record:
-                publisher.writer.submit([(plan.stream, record)])
+        with self.turn(seconds):
+            self.publisher(plan.came_early).publish(plan)
 
     def write(self, stream: Stream, bodies: Iterable[bytes], seconds: float | None = None) -> None:
-        """Store messages in a stream beside the cascade. Raises as `StreamWriter.write`.
-
-        With a limit in seconds, raise `TimeoutError` as soon as the broker says that an alarm blocks this connection.
-        """
-        with self.turn(self.options.confirm_timeout if seconds is None else seconds):
-            self._client.connection.raises_if_blocked = seconds is not None
-            self.publisher_for().writer.write(stream, bodies)
+        """Store messages in a stream beside the cascade. Raises as `StreamWriter.write`."""
+        with self.turn(seconds):
+            self.publisher().writer.write(stream, bodies)
 
     def publish_now(self, message: Message, exchange: str, key: str) -> str | None:
         """Publish a message without a delay. Returns and raises as `ConfirmedChannel.publish`."""
-        with self.turn(self.options.confirm_timeout):
-            return self.publisher_for().channel.publish(message, exchange, key)
+        with self.turn():
+            return self.publisher().channel.publish(message, exchange, key)
 
-    def lead_back(self, destination: Destination) -> None:
-        """See `Routes.lead_back`."""
-        with self.turn(self.options.confirm_timeout):
-            self.publisher_for().routes.lead_back(destination)
+    def lead_to(self, destination: Destination) -> None:
+        """Create what a destination lacks, before a message is sent there. Raises as `Routes.ensure`."""
+        with self.turn():
+            self.publisher().routes.ensure(self.publisher().channel, destination)
 
-    def on_declared(self, name: str) -> None:
-        """Take note that a queue or exchange of that name may be a new one."""
-        for publisher in list(self._publishers.values()):
-            publisher.routes.forget(name)
+    def turn(self, seconds: float | None = None) -> Turn:
+        """Give this thread the connection for a `with` block, which waits for the broker so long at most.
 
-    def turn(self, seconds: float | None) -> Turn:
-        """Give this thread the connection for a `with` block, which waits for the broker so long at most."""
-        return Turn(self, seconds)
+        And for no longer than the option `confirm_timeout`.
+        """
+        limits = (seconds, self.options.confirm_timeout, _this_thread.patience)
+        return Turn(self, min(filter(None, limits), default=None))
 
-    def publisher_for(self, priority: int | None = None, through_levels: bool = False) -> DelayedPublisher:
-        """Return the publisher for messages of a priority. For a block of `turn`. Raises `UnsupportedConfiguration`."""
-        connection: LimitedConnection = self._client.connection
-        cascade = self.options.cascade_for(priority, connection.server_version)
-        publisher = self._publishers.get((cascade.high, through_levels))
+    def publisher(self, through_levels: bool = False) -> DelayedPublisher:
+        """Return what publishes on the connection. For a block of `turn`. Raises `UnsupportedConfiguration`."""
+        publisher = self._publishers.get(through_levels)
         if publisher is None:
+            connection: LimitedConnection = self._client.connection
             if connection.server_version < (3, 10):
                 raise UnsupportedConfiguration(
                     "RabbitMQ before 3.10 lacks at-least-once dead lettering, without which delayed messages get lost. "
                     f"This is {connection.server_properties.get('version')}: upgrade it"
                 )
-            publisher = DelayedPublisher(connection, cascade, self.options, self._bind_for_user)
-            publisher.chooses = not through_levels and self.options.may_wait_by_time(cascade, connection.server_version)
-            if publisher.chooses:
-                publisher.choose_way()
-            self._publishers[cascade.high, through_levels] = publisher
+            publisher = self._publishers[through_levels] = DelayedPublisher(connection, self.options, through_levels)
         return publisher
-
-    def read(self, seconds: float = 0) -> None:
-        """Read the broker's answers; wait so many seconds for the first one. Raises what ends the connection.
-
-        Without seconds, a turn alone reads what has come.
-        """
-        if not self._client.connected:
-            return
-        with self.turn(max(seconds, 1)), suppress(TimeoutError):  # an answer may come later
-            if seconds:
-                self._client.connection.drain_events(timeout=seconds)
-        if self.has_records and not self.unanswered:
-            with self.turn(RECORDING) as connection:
-                connection.raises_if_blocked = True
-                self.publisher_for().writer.store_records()
-
-    @property
-    def has_records(self) -> bool:
-        """Whether records wait for their stream, see `StreamWriter.submit`."""
-        return bool(records_of[self._client])
-
-    @property
-    def is_blocked(self) -> bool:
-        """Whether the broker does not read this connection, because of an alarm."""
-        return bool(self._client.connected and self._client.connection.is_blocked)
 
     @property
     def unanswered(self) -> int:
@@ -182,9 +140,11 @@ class Sender:
                 connection.read_all()
                 return connection
             except (AMQPError, OSError) as exc:
+                for publisher in self._publishers.values():
+                    publisher.routes.forget()  # the broker may have come back without something
                 self.close(exc)
         else:
-            self.close()  # forgets what was known through the last one
+            self.close()  # what belongs to the last one
         self._client.connect_timeout = min(filter(None, (self._connect_timeout, seconds)), default=None)
         try:
             connect(self._client)
@@ -192,17 +152,6 @@ class Sender:
             raise TimeoutError(NO_ANSWER) from exc
         opened: LimitedConnection = self._client.connection
         return opened
-
-    def _bind_for_user(self, cascade: Cascade, destination: Destination) -> None:
-        """Bind a queue that is exclusive to the user's connection. Raises `InvalidDestination`."""
-        user = self._user()
-        if user is None or not user.connected:
-            raise RecoverableConnectionError("the connection is closed")
-        channel = user.channel()
-        try:
-            declare.bind_exit(channel, cascade, destination)
-        finally:
-            channel.close()
 
 
 class Turn:

@@ -6,7 +6,6 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator
-from functools import partial
 
 from amqp import Message
 from amqp.exceptions import AMQPError, InternalError, NotFound, ResourceError
@@ -39,9 +38,6 @@ _FIRST_PAUSE, _PAUSE = 1, 60
 #: The names of streams that do not work, and the time (`time.monotonic`) of the next attempt, for a `kombu.Connection`.
 paused_of: PerClient[dict[str, float]] = PerClient(dict)
 
-#: Records that wait for their stream, for a `kombu.Connection` of ours.
-records_of: PerClient[list[tuple[Stream, bytes]]] = PerClient(list)
-
 #: Seconds for which a write to a stream without a leader is tried again.
 LEADERLESS = 15
 
@@ -58,8 +54,6 @@ class StreamWriter:
         self._options = options
         self._paused = paused_of[connection.client]
         self._known: set[Stream] = set()  # those that have taken a message of this connection
-        #: Those that were submitted, and whose stream is not known to take them.
-        self.records = records_of[connection.client]
 
     def takes(self, stream: Stream) -> bool:
         """Return whether a record can be sent to a stream without waiting for the answer: it exists, and it works."""
@@ -78,58 +72,36 @@ class StreamWriter:
 
     def finish(self, plan: Plan, message: Message, confirm: Confirm | None) -> None:
         """Wait for the record of a stored message; create a missing stream for it. Log a warning if that fails."""
-        stream = plan.stream
-        if stream is None or (confirm is None and self._is_paused(stream)):
-            return None
-        try:
-            if confirm is not None:
-                try:
-                    return self._channel.wait(confirm)
-                except (NotRouted, NotFound):
-                    self._known.discard(stream)
-            if record := record_of(plan, message):
-                self.write(stream, [journal.pack_records([record])])
-        except (DelayError, AMQPError, OSError) as exc:
-            self.pause(stream, exc)
-            if not isinstance(exc, ANSWERS):
-                self._connection.abandon()  # the message is stored, so this is no error; the next one connects again
-
-    def submit(self, records: Iterable[tuple[Stream, Record]]) -> None:
-        """Send records of messages that were sent, many in one message, and wait for nothing.
-
-        Those of a stream that has taken none yet wait for `store_records`: it may have to be created, or close the
-        connection, which must not hit the messages.
-        """
-        for stream, pack in packs(records):
-            body = journal.pack_records(pack)
-            if self.takes(stream):
-                self._channel.send(self.outgoing(stream, body), partial(self._on_answer, stream, body))
-            elif not self._is_paused(stream):
-                self.records.append((stream, body))
-
-    def _on_answer(self, stream: Stream, body: bytes, refusal: Exception | None) -> None:
-        if refusal is not None:
-            self._known.discard(stream)
-            self.records.append((stream, body))
-
-    def store_records(self) -> None:
-        """Store the submitted records that wait, if the stream can be created. Log a warning if that fails.
-
-        Raises what ends the connection.
-        """
-        bodies: dict[Stream, list[bytes]] = {}
-        for stream, body in self.records:
-            bodies.setdefault(stream, []).append(body)
-        self.records.clear()
-        for stream, packs_ in bodies.items():
-            if self._is_paused(stream):
-                continue
+        if (stream := plan.stream) is None:
+            return
+        if confirm is not None:
             try:
-                self.write(stream, packs_)
+                self._channel.wait(confirm)
+                return
+            except (NotRouted, NotFound):
+                self._known.discard(stream)
             except (DelayError, AMQPError, OSError) as exc:
-                self.pause(stream, exc)
-                if not isinstance(exc, ANSWERS):
-                    raise
+                self._give_up(stream, exc)
+                return
+        if record := record_of(plan, message):
+            self.store([(stream, record)])
+
+    def store(self, records: Iterable[tuple[Stream, Record]]) -> None:
+        """Store the records of messages that are stored, many in one message. Log a warning if that fails."""
+        bodies: dict[Stream, list[bytes]] = {}
+        for stream, pack in packs(records):
+            bodies.setdefault(stream, []).append(journal.pack_records(pack))
+        for stream, some in bodies.items():
+            try:
+                if not self._is_paused(stream):
+                    self.write(stream, some)
+            except (DelayError, AMQPError, OSError) as exc:
+                self._give_up(stream, exc)
+
+    def _give_up(self, stream: Stream, reason: Exception) -> None:
+        self.pause(stream, reason)
+        if not isinstance(reason, ANSWERS):
+            self._connection.abandon()  # the messages are stored, so this is no error; the next one connects again
 
     def _is_paused(self, stream: Stream) -> bool:
         return self._paused.get(stream.name, 0) > time.monotonic()
@@ -202,12 +174,6 @@ def record_of(plan: Plan, message: Message) -> Record | None:
         logger.warning("The message %r is sent without being recorded: it is too large to record", plan.id)
         return None
     return record
-
-
-def is_full(records: Iterable[Record]) -> bool:
-    """Return whether some records fill a message of a stream."""
-    sizes = [one.size for one in records]
-    return len(sizes) >= _MAX_RECORDS or sum(sizes) > _MAX_BYTES
 
 
 def packs(records: Iterable[tuple[Stream, Record]]) -> Iterator[tuple[Stream, list[Record]]]:

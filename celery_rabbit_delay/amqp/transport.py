@@ -14,28 +14,24 @@ from datetime import datetime, timezone
 from functools import partial
 from typing import Any
 
-from amqp.exceptions import AMQPError, InternalError, PreconditionFailed, RecoverableConnectionError
-from kombu.exceptions import OperationalError
+from amqp.exceptions import InternalError, PreconditionFailed, RecoverableConnectionError
 from kombu.transport import pyamqp
 
 from ..core import headers as headers_
 from ..core import plan, streams
+from ..core.destination import is_short_lived
 from ..core.errors import DelayError, UnsupportedConfiguration
 from ..core.headers import Delivery, State
 from ..core.options import DRIVER_TYPE, OPTIONS, Options
-from ..core.plan import Now, Plan
+from ..core.plan import Now
 from ..core.unwrap import unwrap, without_native_delay
-from . import event_loop
-from .batch import PublishBatch
+from . import batch
 from .clients import PerClient
 from .clocks import CLOCK
-from .confirms import ANSWERS, with_headers
-from .connecting import connected, copy_of
+from .confirms import with_headers
 from .connection import Connection
-from .destinations import is_lasting
 from .limited import CLOSING
 from .receiving import is_dropped, state_of
-from .schedule import write_changes
 from .schemes import tls_of
 
 logger = logging.getLogger(__name__)
@@ -43,9 +39,6 @@ logger = logging.getLogger(__name__)
 #: The exchange type of the delayed-message-exchange plug-in, and the argument with the underlying type.
 PLUG_IN_TYPE, PLUG_IN_ARGUMENT = "x-delayed-message", "x-delayed-type"
 
-
-#: Seconds to wait until the record of a message that is not stored is void.
-VOIDING = 5
 
 #: Return whether the app of a `kombu.Connection` consumes from quorum queues. Its queues may change later.
 uses_quorum_queues: PerClient[Callable[[], bool]] = PerClient(lambda: lambda: False)
@@ -89,29 +82,12 @@ class Channel(pyamqp.Channel):  # type: ignore[misc]
         delay = headers_.delay_of(headers, now.utc)
         if delay <= 0:
             return publish(_with_headers(msg, headers), exchange, routing_key, *args, **kwargs)
-        planned = plan.of_new(msg, headers, exchange, routing_key, delay, now, options, connection.declarations)
-        return self._delay(planned, kwargs.get("confirm_timeout") or kwargs.get("timeout"))
-
-    def _delay(self, planned: Plan, seconds: float | None) -> None:
-        """Send a message on our own connection, within some seconds, or with the batch that is being collected."""
-        connection: Connection = self.connection
-        if connection.batches:
-            connection.batches[-1].add(connection.sender, planned)
-        elif loop := event_loop.current():
-            loop.publish(connection.sender, planned)
+        planned = plan.of_new(msg, headers, exchange, routing_key, delay, now, options, connection.bound)
+        if collected_by := batch.current():
+            collected_by.add(connection.sender, planned)
         else:
-            self.store(planned, seconds)
-
-    def store(self, planned: Plan, seconds: float | None = None) -> None:
-        """Send a message on our own connection, and return once the broker has stored it, or raise `TimeoutError`."""
-        client = self.connection.client
-        try:
-            self.connection.sender.publish(planned, seconds)
-        except ANSWERS:
-            raise
-        except (AMQPError, OSError):  # it may be stored with its record, and the caller learns of an error
-            _void_elsewhere(client, planned)
-            raise
+            connection.sender.publish(planned, kwargs.get("confirm_timeout") or kwargs.get("timeout"))
+        return None
 
     def close(self, *args: Any, **kwargs: Any) -> Any:
         with contextlib.nullcontext() if self.connection is None else self.connection.within(CLOSING):
@@ -120,10 +96,6 @@ class Channel(pyamqp.Channel):  # type: ignore[misc]
     def collect(self) -> None:
         with contextlib.suppress(AttributeError):  # of a channel that was interrupted while it was made
             super().collect()
-
-    def create_publish_batch(self, max_size: int) -> PublishBatch:
-        """Return the batch object for `kombu.Producer.batch`."""
-        return PublishBatch(self, max_size)
 
     def basic_consume(
         self,
@@ -183,10 +155,7 @@ class Channel(pyamqp.Channel):  # type: ignore[misc]
         options, info, queue = connection.delay_options, message.delivery_info, message.taken_from
         received = unwrap(Delivery(info["exchange"], info["routing_key"], message.headers), state)
         try:
-            destination = connection.declarations.destination("", (queue,), options.declare == "passive")
-            if destination.short_lived:  # to bind it would wait on this connection
-                return False
-            connection.sender.publish(plan.of_received(message, received, destination, state.due, now, options, state))
+            connection.sender.publish(plan.of_received(message, received, queue, state.due, now, options, state))
         except DelayError as exc:
             logger.warning("A message came from %r before it was due, and cannot wait: %s", queue, exc)
             return False
@@ -210,7 +179,7 @@ class Channel(pyamqp.Channel):  # type: ignore[misc]
         if plug_in:
             type, kwargs["arguments"] = _without_plug_in(exchange, kwargs.get("arguments"))  # noqa: A001
         try:
-            declared = super().exchange_declare(exchange, type, passive, *args, **kwargs)
+            return super().exchange_declare(exchange, type, passive, *args, **kwargs)
         except PreconditionFailed as exc:
             if not plug_in:
                 raise
@@ -219,10 +188,6 @@ class Channel(pyamqp.Channel):  # type: ignore[misc]
                 "delayed-message plug-in, wait until it has delivered its messages, delete it, and restart your "
                 "programs, so that they declare it and bind their queues; or give the exchange another name"
             ) from exc
-        if not passive:
-            self.connection.declarations.add_exchange(exchange, type)
-            self.connection.on_declared(exchange)
-        return declared
 
     def queue_declare(
         self,
@@ -235,7 +200,7 @@ class Channel(pyamqp.Channel):  # type: ignore[misc]
         arguments: Any = None,
     ) -> Any:
         try:
-            declared = super().queue_declare(queue, passive, durable, exclusive, auto_delete, nowait, arguments)
+            return super().queue_declare(queue, passive, durable, exclusive, auto_delete, nowait, arguments)
         except InternalError as exc:
             if "transient_nonexcl_queues" not in str(exc):
                 raise
@@ -246,16 +211,11 @@ class Channel(pyamqp.Channel):  # type: ignore[misc]
                 "and no result_backend = 'rpc://'; or put deprecated_features.permit.transient_nonexcl_queues = true "
                 f"into rabbitmq.conf ({exc.reply_text})"
             ) from exc
-        if not passive:
-            name = declared.queue if declared is not None else queue
-            self.connection.declarations.add_queue(name, is_lasting(durable, exclusive, auto_delete, arguments))
-            self.connection.on_declared(name)
-        return declared
 
     def queue_bind(self, queue: str, exchange: str = "", routing_key: str = "", *args: Any, **kwargs: Any) -> Any:
         bound = super().queue_bind(queue, exchange, routing_key, *args, **kwargs)
-        if not kwargs.get("arguments"):
-            self.connection.declarations.add_binding(queue, exchange, routing_key)
+        if exchange and not kwargs.get("arguments") and not is_short_lived(queue):
+            self.connection.bound.add((exchange, routing_key))
         return bound
 
 
@@ -267,7 +227,6 @@ class Transport(pyamqp.Transport):  # type: ignore[misc]
     Connection = DelayConnection
 
     driver_type = DRIVER_TYPE
-    implements = pyamqp.Transport.implements.extend(batch_publish=True)
 
     def __init__(self, client: Any, **kwargs: Any) -> None:
         super().__init__(client, **kwargs)
@@ -303,15 +262,6 @@ class SSLTransport(pyamqp.SSLTransport, Transport):  # type: ignore[misc]
 def _with_headers(message: Any, headers: headers_.Headers | None) -> Any:
     """Return what to publish of an `amqp.Message` that has these headers; itself if it has them."""
     return message if headers is message.headers else with_headers(message, headers or {})
-
-
-def _void_elsewhere(client: Any, planned: Plan) -> None:
-    """Mark the record of a message as void over a new connection."""
-    if (change := planned.void) is None:
-        return
-    errors = contextlib.suppress(AMQPError, DelayError, OperationalError, OSError)
-    with errors, connected(copy_of(client, "publisher"), pause=0) as connection:
-        write_changes(connection, [change], VOIDING)
 
 
 def _without_plug_in(exchange: str, arguments: Any) -> tuple[str, dict[str, Any]]:

@@ -12,7 +12,7 @@ from celery import Celery
 
 from ..amqp import reschedule as amqp_reschedule
 from ..amqp import schedule
-from ..amqp.batch import MAX_SIZE, collect
+from ..amqp.batch import MAX_SIZE, collecting
 from ..amqp.connecting import closing, ensure_connection
 from ..amqp.destinations import QueueNames
 from ..amqp.replaying import Allowed
@@ -27,33 +27,28 @@ from .queues import queues_of
 
 
 @contextmanager
-def batch(app: Celery | kombu.Producer, max_size: int = MAX_SIZE) -> Iterator[kombu.Producer]:
-    """Let delayed tasks share round trips: pass the producer that it yields to `apply_async`, `send_task`, a group::
+def batch(app: Celery | kombu.Producer, max_size: int = MAX_SIZE) -> Iterator[None]:
+    """Let the delayed tasks that this thread publishes in a block share round trips::
 
-        with celery_rabbit_delay.batch(app) as producer:
+        with celery_rabbit_delay.batch(app):
             for order in orders:
-                ask_for_review.apply_async((order,), countdown=3600, producer=producer)
+                ask_for_review.apply_async((order,), countdown=3600)
 
     Each task is sent at once, and waits for no confirm until `max_size` of them lack theirs. The block ends when the
-    broker has stored all tasks, also if it raises. A lost connection is restored as the app's
-    `task_publish_retry` and `task_publish_retry_policy` say. Messages without a delay are sent at once. `app` may be a
-    `kombu.Producer`, for Kombu without Celery, then without retries. Blocks may be nested: each sends its own tasks.
+    broker has stored all tasks, also if it raises. Messages without a delay are sent as ever. `app` may be a
+    `kombu.Producer`, for Kombu without Celery. Blocks may be nested: each ends when its own tasks are stored.
 
-    Raises `BatchFailed` with the ids of the tasks that are not stored; `UnsupportedConfiguration` without `install`.
-    In a test suite without a broker it does nothing.
+    Raises `BatchFailed` with the ids of the tasks that may not be stored, as after a lost connection;
+    `UnsupportedConfiguration` without `install`. In a test suite without a broker it does nothing.
     """
-    if isinstance(app, kombu.Producer):
-        with collect(app, max_size):
-            yield app
-        return
-    retry = dict(app.conf.task_publish_retry_policy or {}) if app.conf.task_publish_retry else None
-    with app.producer_or_acquire() as producer:
-        others = producer.connection.transport_cls not in TRANSPORTS.values()
-        if others and (is_installed(app) or is_switched_off()):
-            yield producer  # a test suite without a broker, or Celery without this package
-            return
-        with collect(producer, max_size, retry):
-            yield producer
+    client = app.connection if isinstance(app, kombu.Producer) else app.connection_for_write()
+    if client.transport_cls in TRANSPORTS.values():
+        with collecting(max_size):
+            yield
+    elif isinstance(app, Celery) and (is_installed(app) or is_switched_off()):
+        yield  # a test suite without a broker, or Celery without this package
+    else:
+        raise UnsupportedConfiguration("batch() is for delayed tasks in RabbitMQ: call install(app) first")
 
 
 def scheduled(

@@ -24,15 +24,14 @@ from .handing_on import HandingOn
 
 logger = logging.getLogger(__name__)
 
-#: Queues that this process may not bind to the cascade and has warned about; a reconnect creates a new consumer.
+#: Queues that this process may not create outboxes of and has warned about; a reconnect creates a new consumer.
 _refused: set[str] = set()
 
 
 class DelayedConsumer(kombu.Consumer):  # type: ignore[misc]
-    """Creates the cascade, binds it to the worker's queues, and hands on tasks that are not due yet.
+    """Creates the cascade and the outboxes of the worker's queues, and hands on tasks that are not due yet.
 
-    It creates and binds when it begins to consume. So no caller has to wait for the declarations, and messages that
-    wait for a queue that was deleted and declared again reach it.
+    It creates them when it begins to consume, so that no caller has to wait for the declarations.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -137,13 +136,13 @@ class DelayedConsumer(kombu.Consumer):  # type: ignore[misc]
             try:
                 for destination in destinations_of(queue):
                     with suppress(DestinationNotFound):  # a `no_declare` queue may name an exchange that does not exist
-                        connection.sender.lead_back(destination)
+                        connection.sender.lead_to(destination)
             except (NotPermitted, NotStored, NotAllowed) as exc:  # the worker can still consume
                 refused[queue.name] = exc
         if not refused.keys() <= _refused:
             _refused.update(name for name, exc in refused.items() if isinstance(exc, NotPermitted))
             logger.warning(
-                "This worker cannot create the cascade or bind it to %s, so publishers have to: %s",
+                "This worker cannot create the cascade or the outboxes of %s, so publishers have to: %s",
                 ", ".join(map(repr, refused)),
                 next(iter(refused.values())),
             )

@@ -18,12 +18,12 @@ from celery.worker import state
 from kombu.pidbox import Node
 
 from .. import upstream
-from ..amqp import event_loop
 from ..amqp.clocks import sent_now
 from ..amqp.confirms import NotStored
 from ..amqp.connecting import ensure_connection
 from ..amqp.receiving import Following, known_to
 from ..amqp.schedule import CONTROL, write_changes
+from ..amqp.sender import limit_this_thread
 from ..amqp.stream_writer import until_there_is_a_leader
 from ..core import changes, streams
 from ..core.changes import KEPT, Changes
@@ -36,6 +36,10 @@ logger = logging.getLogger(__name__)
 
 #: Seconds that a starting worker waits for the stream of changes, if it exists but cannot be read.
 PATIENCE = 30
+
+#: Seconds for which publishing in a worker's event loop waits for the broker, then `TimeoutError`: the loop sends the
+#: heartbeats of the worker's connection.
+PATIENCE_OF_LOOP = 5.0
 
 #: Seconds between two looks at the changes while no task comes: one that a worker holds already may be cancelled.
 POLL = 1.0
@@ -170,7 +174,7 @@ class FollowChanges(bootsteps.StartStopStep):  # type: ignore[misc]
         self.changes.running = True
         has_loop = bool(consumer.hub or getattr(consumer.pool, "is_green", False))
         if has_loop:  # otherwise timers run in another thread
-            event_loop.enter(consumer.timer.call_after)
+            limit_this_thread(PATIENCE_OF_LOOP)
         if options.streams:
             look = (self._look, consumer, connection.connection.following, stream)
             call, *arguments = look if has_loop else (consumer.call_soon, *look)
@@ -185,7 +189,7 @@ class FollowChanges(bootsteps.StartStopStep):  # type: ignore[misc]
             consumer.call_soon(follow_pauses, consumer)
 
     def stop(self, consumer: Any) -> None:
-        event_loop.leave()
+        limit_this_thread(None)
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

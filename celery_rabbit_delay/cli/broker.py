@@ -8,32 +8,30 @@ import kombu
 from .. import operate
 from ..core.text import counted, escape
 from .output import EXIT_PROBLEMS
-from .parameters import management_option, priorities_option
+from .parameters import management_option
 from .target import BrokerTarget, Target, handle_errors, management_of, pass_target, snapshot_of
 
 
 @click.command()
-@priorities_option
 @management_option
 @pass_target
-def plan(target: Target, priorities: bool, management_url: str | None) -> None:
+def plan(target: Target, management_url: str | None) -> None:
     """Show what `setup` would create. Changes nothing on the broker.
 
     Exits with 0 if everything exists or is created when it is needed, and with 3 if another part is missing, or a part
     is different.
     """
     with target.connected() as connection:
-        wrong = _compare(target, connection, snapshot_of(management_url, connection), priorities, on_demand=False)
+        wrong = _compare(target, connection, snapshot_of(management_url, connection), on_demand=False)
         _show_way(connection)
     if not all(finding.on_demand for finding in wrong):
         raise SystemExit(EXIT_PROBLEMS)
 
 
 @click.command()
-@priorities_option
 @management_option
 @pass_target
-def setup(target: Target, priorities: bool, management_url: str | None) -> None:
+def setup(target: Target, management_url: str | None) -> None:
     """Create missing parts of the cascade, and bind it to the queues of the app. Running it again is safe.
 
     For a broker named with --broker, and for an app with declare="passive", it also creates the streams, and for each
@@ -43,7 +41,7 @@ def setup(target: Target, priorities: bool, management_url: str | None) -> None:
     with target.connected() as connection:
         management = management_of(management_url, connection)
         known, ahead = target.destinations(), _creates_ahead(target, connection)
-        wanted = operate.wanted(connection, known, priorities, ahead, management)
+        wanted = operate.wanted(connection, known, ahead, management)
         lacking = operate.setup(connection, wanted, known, ahead)
         click.echo(f"{wanted[0].root}: {sum(len(cascade.levels) for cascade in wanted)} levels exist")
         _show_way(connection)
@@ -68,7 +66,6 @@ def _creates_ahead(target: Target, connection: kombu.Connection) -> bool:
 
 
 @click.command()
-@click.option("--priorities", is_flag=True, help="Include the levels for priorities above 4 (default: no).")
 @click.option(
     "--format",
     "kind",
@@ -78,7 +75,7 @@ def _creates_ahead(target: Target, connection: kombu.Connection) -> bool:
     help="Print this format.",
 )
 @pass_target
-def export(target: Target, priorities: bool, kind: str) -> None:
+def export(target: Target, kind: str) -> None:
     """Print what `setup` creates, for other tools. Does not contact the broker.
 
     `definitions` is for `rabbitmqctl import_definitions`, `terraform` (JSON, for a file `delays.tf.json`) for the
@@ -87,14 +84,13 @@ def export(target: Target, priorities: bool, kind: str) -> None:
     """
     with handle_errors():
         connection = target.connection()
-    click.echo(operate.export(connection, kind, priorities))
+    click.echo(operate.export(connection, kind))
 
 
 @click.command(short_help="Check the cascade, and send test messages through it.")
-@priorities_option
 @management_option
 @pass_target
-def verify(target: Target, priorities: bool, management_url: str | None) -> None:
+def verify(target: Target, management_url: str | None) -> None:
     """Compare the cascade on the broker with the expected one, and send test messages through the levels of up to 2 s.
 
     The messages test the bindings between these levels. Only --management-url compares all bindings, and policies.
@@ -104,9 +100,9 @@ def verify(target: Target, priorities: bool, management_url: str | None) -> None
     """
     with target.connected() as connection:
         snapshot = snapshot_of(management_url, connection)
-        wrong = _compare(target, connection, snapshot, priorities, on_demand=True)
+        wrong = _compare(target, connection, snapshot, on_demand=True)
         accepted = _show_held_up(connection, snapshot)
-        arrived = not operate.can_try_out(wrong) or _probe(connection, priorities)
+        arrived = not operate.can_try_out(wrong) or _probe(connection)
     if wrong or not arrived:
         click.echo("`setup` creates missing parts; delete parts that are different, or choose another prefix", err=True)
     if not (accepted and arrived and all(finding.on_demand for finding in wrong)):
@@ -117,12 +113,11 @@ def _compare(
     target: Target,
     connection: kombu.Connection,
     snapshot: operate.Snapshot | None,
-    priorities: bool,
     on_demand: bool,
 ) -> list[operate.Finding]:
     """Show and return what is not as expected."""
     ahead = _creates_ahead(target, connection)
-    findings = operate.compare(connection, target.destinations(), snapshot, priorities, on_demand, ahead)
+    findings = operate.compare(connection, target.destinations(), snapshot, on_demand, ahead)
     wrong = [finding for finding in findings if finding.state != "present"]
     for finding in wrong:
         detail = f": {finding.detail}" if finding.detail else ""
@@ -139,10 +134,10 @@ def _show_held_up(connection: kombu.Connection, snapshot: operate.Snapshot | Non
     return not any(held_up.is_stuck for held_up in found)
 
 
-def _probe(connection: kombu.Connection, priorities: bool) -> bool:
+def _probe(connection: kombu.Connection) -> bool:
     """Send test messages, and show problems; return whether there are none."""
     is_sound = True
-    for problem in operate.try_out(connection, priorities):
+    for problem in operate.try_out(connection):
         click.echo(escape(problem))
         is_sound = False
     if is_sound:

@@ -92,9 +92,6 @@ def cascade_options(command: F) -> F:
     return command
 
 
-priorities_option = click.option(
-    "--priorities", is_flag=True, help="Include the levels for priorities above 4 (default: if they exist)."
-)
 management_option = click.option(
     "--management-url",
     metavar="URL",

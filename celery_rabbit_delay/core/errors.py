@@ -17,10 +17,10 @@ class InvalidDelay(DelayError, ValueError):
 
 
 class InvalidDestination(DelayError, ValueError):
-    """A delayed message cannot be sent to this exchange, routing key or CC header, or not with this priority.
+    """A delayed message cannot be sent to this exchange or routing key, or not with this priority.
 
-    A delayed message cannot carry a routing key that begins with the word `@`, is empty for the default exchange, or is
-    longer than 255 bytes, and cannot go to another connection's exclusive queue.
+    A delayed message cannot carry a routing key that begins with the word `@` or is empty for the default exchange, nor
+    a name that is too long for that of an outbox, nor CC or BCC.
     """
 
 

@@ -1,25 +1,22 @@
 """The headers of a message in the cascade. Pure: dicts in, dicts out.
 
-The original routing key and addresses of the destination travel in the CC header (sender-selected distribution,
+The address of its outbox travels in the CC header (sender-selected distribution,
 https://www.rabbitmq.com/docs/sender-selected), which RabbitMQ carries through every dead-lettering as long as no
-`x-dead-letter-routing-key` is set. The other values that `unwrap` needs travel in the header `HEADER`.
+`x-dead-letter-routing-key` is set. What `unwrap` needs travels in the header `HEADER`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from datetime import datetime, timedelta, timezone
-from functools import lru_cache
 from typing import Any, NamedTuple
 
-from .destination import check_key
 from .due import aware, microseconds_until, parse_eta, parse_x_delay
 from .errors import InvalidDestination
-from .routing_key import SENTINEL, is_reserved
 from .sent import Sent
 
-#: The package's header: {"prefix": str, "exchange": str, "due": int}, and optionally "deaths": dict, "n": int,
-#: "routing_key": str, "CC": list (see `State`).
+#: The package's header: {"prefix": str, "exchange": str, "routing_key": str, "due": int}, and optionally "n": int and
+#: "queue": str (see `State`).
 HEADER = "x-celery-rabbit-delay"
 
 X_DELAY = "x-delay"
@@ -41,7 +38,8 @@ DEATHS = {
     "x-death",
     *(f"x-{which}-death-{what}" for which in ("first", "last") for what in ("exchange", "queue", "reason")),
 }
-_NOT_WRAPPED = {X_DELAY, X_DELIVERY_TIME, *DEATHS}
+_COPIES = {"CC", "BCC"}
+_NOT_WRAPPED = {X_DELAY, X_DELIVERY_TIME, *_COPIES, *DEATHS}
 _MICROSECOND, _MILLISECOND = timedelta(microseconds=1), timedelta(milliseconds=1)
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 
@@ -51,11 +49,15 @@ class State(NamedTuple):
 
     root: str  # of its cascade
     exchange: str  # that the message was sent to
+    routing_key: str  # that it was sent with
     due: datetime  # in UTC
-    deaths: Headers  # x-death headers from before it was sent
-    routing_key: str | None = None  # that it was sent with, if it returns to one queue
-    cc: Sequence[str] = ()  # the same
     number: int | None = None  # identifies a copy of the message, if it is in the journal
+    queue: str | None = None  # that it returns to, because it was received from that before it was due
+
+    @property
+    def destination(self) -> tuple[str, str]:
+        """The exchange and the routing key with which it reaches its destination."""
+        return (self.exchange, self.routing_key) if self.queue is None else ("", self.queue)
 
 
 class Delivery(NamedTuple):
@@ -114,57 +116,25 @@ def wrap(
 ) -> dict[str, Any]:
     """Return the headers of a message in the cascade, which `unwrap` undoes. Raises `InvalidDestination`.
 
-    Headers from an earlier dead-lettering travel inside the package's header: RabbitMQ before 4.0.1 would take them for
-    the message's own history, and drop the message as a dead-letter cycle
+    Headers of an earlier dead-lettering are left out: RabbitMQ before 4.0.1 would take them for the message's own
+    history, and drop the message as a dead-letter cycle
     (https://www.rabbitmq.com/docs/dlx#automatic-dead-lettering-cycles).
     """
-    wrapped = dict(headers)
-    deaths = {}
-    for name in _NOT_WRAPPED.intersection(headers):
-        value = wrapped.pop(name)
-        if name in DEATHS:
-            deaths[name] = value
-    keys = wrapped["CC"] = [routing_key, *cc_keys(headers, "CC")]
-    check_key(exchange, "exchange")
-    for key in (*keys, *cc_keys(headers, "BCC")):
-        _check_own_key(key)
-    ours = wrapped[HEADER] = {"prefix": root, "exchange": exchange, "due": milliseconds_due(due)}
+    for name in _COPIES.intersection(headers):
+        if headers[name]:
+            raise InvalidDestination(
+                f"a delayed message goes to one queue or exchange, without the header {name}={headers[name]!r}: "
+                "send a message to each, or send it to an exchange that all these queues are bound to"
+            )
+    wrapped = {name: value for name, value in headers.items() if name not in _NOT_WRAPPED}
+    ours = wrapped[HEADER] = {
+        "prefix": root,
+        "exchange": exchange,
+        "routing_key": routing_key,
+        "due": milliseconds_due(due),
+    }
     if number is not None:
         ours["n"] = number
-    if deaths:
-        ours["deaths"] = deaths
-    return wrapped
-
-
-@lru_cache(maxsize=1024)
-def _check_own_key(key: str) -> None:
-    check_key(key)
-    if is_reserved(key):
-        raise InvalidDestination(
-            f"the routing key {key!r} begins with the word {SENTINEL!r}, which delayed messages use themselves: "
-            "choose another routing key, or send it without a delay"
-        )
-
-
-def wrap_for_return(
-    delivery: Delivery, root: str, queue: str, due: datetime, number: int | None = None
-) -> dict[str, Any]:
-    """Return the headers with which a delivered message returns to its queue in the same form.
-
-    No other queue gets a copy: the original exchange and keys travel only in the package's header. Raises
-    `InvalidDestination`.
-    """
-    wrapped = wrap(
-        {name: value for name, value in delivery.headers.items() if name not in ("CC", "BCC")},
-        root,
-        delivery.exchange,
-        queue,
-        due,
-        number,
-    )
-    wrapped[HEADER]["routing_key"] = delivery.routing_key
-    if cc := cc_keys(delivery.headers, "CC"):
-        wrapped[HEADER]["CC"] = list(cc)
     return wrapped
 
 
@@ -188,48 +158,27 @@ def moment(milliseconds: int) -> datetime:
     return _EPOCH + milliseconds * _MILLISECOND
 
 
-def addressed(wrapped: Headers, addresses: Iterable[str]) -> dict[str, Any]:
-    """Return the headers of a wrapped message with the addresses of its destination."""
-    return {**wrapped, "CC": [*wrapped["CC"], *addresses]}
-
-
-def cc_keys(headers: Headers, name: str) -> Sequence[str]:
-    """Return the routing keys in a sender's own CC or BCC header. Raises `InvalidDestination` where RabbitMQ would."""
-    value = headers.get(name)
-    if value is None:
-        return ()
-    if not isinstance(value, (list, tuple)) or not all(isinstance(key, str) for key in value):
-        raise InvalidDestination(f"the header {name}={value!r} must be a list of routing keys")
-    return value
-
-
-def original_key(headers: Headers) -> str:
-    """Return the routing key that a message in the cascade was sent with, or the name of the queue that it returns to.
-
-    Raises `LookupError` without one, and `TypeError` if a sender wrote something else than a list.
-    """
-    return str(headers["CC"][0])
-
-
 def read_state(headers: Headers) -> State | None:
     """Return the contents of the package's header; None if there is none, or if it is malformed."""
     ours = headers.get(HEADER)
     if not isinstance(ours, Mapping):
         return None
     get = ours.get
-    root, exchange, due, deaths, number = get("prefix"), get("exchange"), get("due"), get("deaths"), get("n")
-    if not isinstance(root, str) or not isinstance(exchange, str) or not isinstance(due, int) or due < 0:
+    root, exchange, routing_key, due, number, queue = map(
+        get, ("prefix", "exchange", "routing_key", "due", "n", "queue")
+    )
+    if not (isinstance(root, str) and isinstance(exchange, str) and isinstance(routing_key, str)):
         return None
-    routing_key = get("routing_key")
+    if not isinstance(due, int) or due < 0:
+        return None
     try:
         return State(
             root,
             exchange,
+            routing_key,
             moment(due),
-            deaths if isinstance(deaths, Mapping) else {},
-            routing_key if isinstance(routing_key, str) else None,
-            tuple(items_of(get("CC"))),
             number if isinstance(number, int) and 0 <= number < 1 << 63 else None,
+            queue if isinstance(queue, str) else None,
         )
     except OverflowError:  # a year beyond 9999
         return None

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import cached_property
 
-from .destination import Address, Destination, read
+from .destination import SHORT_LIVED, Destination, read
+from .errors import InvalidDestination
 from .routing_key import MAX_LENGTH, SENTINEL
 
 #: The version of the layout on a broker. Raise it with each change of names, arguments or keys, because a broker keeps
 #: the parts that an earlier release declared (docs/contributing/layout.md, Versions).
 LAYOUT = 3
+
+#: Bytes that the delay in the name of an outbox may take.
+_ROOM = len("9999999999999ms.")
 
 
 @dataclass(frozen=True)
@@ -23,17 +26,11 @@ class Names:
     differ in one of them exist side by side, and no release publishes into the layout of another one. Only the name of
     `marker` contains the number of levels: cascades with more or fewer levels share those that they have in common, and
     a message needs only the levels in its key.
-
-    Quorum queues of RabbitMQ 4.0 to 4.2 distinguish two priorities, up to 4 and above
-    (https://www.rabbitmq.com/docs/4.0/quorum-queues#priorities), and look for expired messages only at the head. In a
-    shared queue, normal messages would therefore wait for high ones. `high` stands for the levels of messages of high
-    priorities there; both kinds share everything from `done` on.
     """
 
     prefix: str
     tick: timedelta  # whole milliseconds
     powers: int  # levels of 2^0 to 2^(powers - 1) ticks
-    high: bool = False
     #: The messages wait in the outboxes of their destinations until a delivery time (`x-opt-delivery-time`), on a
     #: RabbitMQ whose quorum queues hold them: there are no levels. Both kinds share everything else.
     by_time: bool = False
@@ -58,19 +55,14 @@ class Names:
         """
         return f"{self.prefix}.v{LAYOUT}"
 
-    @property
-    def base_name(self) -> str:
-        """The common prefix of the names of ingest and of the levels."""
-        return f"{self.root}.high" if self.high else self.root
-
     @cached_property
     def ingest(self) -> str:
-        return f"{self.base_name}.ingest"
+        return f"{self.root}.ingest"
 
     @property
     def behind_ingest(self) -> str:
         """The exchange that leads from ingest to the levels and to the streams."""
-        return f"{self.base_name}.route"
+        return f"{self.root}.route"
 
     @property
     def outbox_ingest(self) -> str:
@@ -85,23 +77,6 @@ class Names:
         return f"{self.root}.done"
 
     @property
-    def exit(self) -> str:
-        return f"{self.root}.exit"
-
-    @property
-    def short_lived_exit(self) -> str:
-        """The exit of the outbox that short-lived queues share.
-
-        It leads to no exchange: what one of these cannot route stays in the outbox that it came from.
-        """
-        return f"{self.exit}.short-lived"
-
-    @property
-    def exits(self) -> tuple[str, str]:
-        """The exchanges that lead to destinations."""
-        return self.exit, self.short_lived_exit
-
-    @property
     def orphans(self) -> str:
         return f"{self.root}.orphans"
 
@@ -109,10 +84,6 @@ class Names:
     def lost(self) -> str:
         """The exchange of the orphans. No queue has its name, so that permission to bind it does not allow purging."""
         return f"{self.root}.lost"
-
-    @property
-    def discard(self) -> str:
-        return f"{self.root}.discard"
 
     @property
     def marker(self) -> str:
@@ -139,25 +110,30 @@ class Names:
         """The common prefix of the names of outboxes."""
         return f"{self.root}.out."
 
-    def outbox_address(self, queue: str) -> str | None:
-        """Return the address of an outbox by its name, as far as the name says it; None for other queues."""
+    @property
+    def short_lived_outbox(self) -> str:
+        """The outbox that short-lived queues share."""
+        return self.outbox_prefix + SHORT_LIVED.removeprefix(f"{SENTINEL}.")
+
+    def outbox_of(self, queue: str) -> tuple[int, Destination] | None:
+        """Return the delay in ticks and the destination of an outbox, by its name; None for other queues."""
         if not queue.startswith(self.outbox_prefix):
             return None
-        return f"{SENTINEL}.{queue.removeprefix(self.outbox_prefix)}"
-
-    def outbox_of(self, queue: str) -> Address | None:
-        """Return what the name of an outbox says; None for other queues, and for that of the short-lived queues."""
-        address = self.outbox_address(queue)
-        return address and read(address)  # type: ignore[return-value]
-
-    def _outbox_name(self, address: str) -> str:
-        name = self.outbox_prefix + address.removeprefix(f"{SENTINEL}.")
-        if len(name.encode()) <= MAX_LENGTH:
-            return name
-        found = read(address)
-        digest = hashlib.sha256(address.encode()).hexdigest()[:40]
-        return f"{self.outbox_prefix}{found.mark if found else ''}!{digest}"
+        found = read(f"{SENTINEL}.{queue.removeprefix(self.outbox_prefix)}")
+        if found is None or found.delay % self.milliseconds(1):
+            return None
+        return found.delay // self.milliseconds(1), found.destination
 
     def outbox_name(self, destination: Destination, ticks: int = 0) -> str:
-        """Return the name of the queue in which messages wait for a delay, and until their destination accepts them."""
-        return self._outbox_name(destination.outbox_address(self.milliseconds(ticks)))
+        """Return the name of the queue in which messages wait for a delay, and until their destination accepts them.
+
+        Raises `InvalidDestination` if the name of the destination, with its routing key, is too long.
+        """
+        name, room = self.outbox_prefix + destination.address().removeprefix(f"{SENTINEL}."), MAX_LENGTH - _ROOM
+        if len(name.encode()) > room:
+            raise InvalidDestination(
+                f"the name of the {destination} is too long for delayed messages: with the prefix {self.prefix!r} it "
+                f"may have {room - len(self.outbox_prefix.encode()) - 1} characters, or fewer if some are not "
+                "ASCII letters, digits, `_`, `-` or `~`"
+            )
+        return self.outbox_prefix + destination.address(self.milliseconds(ticks)).removeprefix(f"{SENTINEL}.")

@@ -8,14 +8,14 @@ from dataclasses import dataclass, fields, replace
 from datetime import timedelta
 from difflib import get_close_matches
 from functools import cached_property, lru_cache
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, get_args
 
 from . import streams
 from .due import to_ticks
 from .errors import InvalidOption, UnsupportedConfiguration
 from .levels import DEFAULT_OUTBOXES, MOST_COMBINED, Route, split
 from .streams import YEAR, levels_for_a_year
-from .topology import LAYOUT, MAX_NORMAL_PRIORITY, Cascade, Stream
+from .topology import LAYOUT, Cascade, Stream
 
 Declare = Literal["auto", "passive"]
 
@@ -39,16 +39,6 @@ _MOST_OUTBOXES = 64
 _MAX_PREFIX = 150  # bytes; AMQP allows a name 255
 
 _ROOT = re.compile(rf"(.+)\.v{LAYOUT}\.([1-9][0-9]{{0,6}})ms").fullmatch
-
-
-class Wanted(NamedTuple):
-    """The outboxes with a delay that a message should have to choose from, by their ticks."""
-
-    outboxes: tuple[int, ...] = ()
-    #: The outbox with just its delay; 0 for none.
-    exact: int = 0
-    #: Whether no other delay may end in that one.
-    is_rare: bool = False
 
 
 @dataclass(frozen=True)
@@ -189,29 +179,12 @@ class Options:
         return [streams.changes(self.cascade), *journals]
 
     @cached_property
-    def high_cascade(self) -> Cascade:
-        return replace(self.cascade, high=True)
-
-    @cached_property
     def by_time_cascade(self) -> Cascade:
         return replace(self.cascade, by_time=True)
 
-    def cascade_for(self, priority: int | None, version: tuple[int, ...]) -> Cascade:
-        """Return the cascade for messages of a priority on RabbitMQ of a version.
-
-        Only 4.0 to 4.2 need two: 3.10's quorum queues know no priorities, and 4.3 looks for expired messages of each
-        priority.
-        """
-        mixed = not (4, 0) <= version < (4, 3)
-        return self.cascade if mixed or (priority or 0) <= MAX_NORMAL_PRIORITY else self.high_cascade
-
-    def may_wait_by_time(self, cascade: Cascade, version: tuple[int, ...]) -> bool:
+    def may_wait_by_time(self, version: tuple[int, ...]) -> bool:
         """Return whether to ask RabbitMQ of a version whether it holds messages, which then need not pass a cascade."""
-        return self.delivery_time and self.declare == "auto" and version >= HOLDS_MESSAGES and not cascade.high
-
-    def cascades(self, priorities: bool) -> list[Cascade]:
-        """Return the normal cascade, and with `priorities` the one for priorities above 4."""
-        return [self.cascade, self.high_cascade] if priorities else [self.cascade]
+        return self.delivery_time and self.declare == "auto" and version >= HOLDS_MESSAGES
 
     @property
     def _slack_pair(self) -> tuple[float, ...]:
@@ -226,44 +199,20 @@ class Options:
         """The outboxes that delays which are not round may end in, by their ticks."""
         return self.outbox_ticks[:MOST_COMBINED]
 
-    def _may_take(self, asked: int, ticks: int) -> bool:
-        """Return whether a message that has waited in a batch may take the route of its original delay."""
-        fraction, seconds = self._slack_pair
-        return 0 < asked - ticks <= min(10 * fraction * (ticks - 1), seconds / self.tick)
-
-    def wanted(self, cascade: Cascade, ticks: int, asked: int) -> Wanted:
-        """Return the outboxes that a message with some ticks left should have; `asked` is as in `route`."""
-        if cascade.by_time:
-            return Wanted()
-        for exact in (ticks, asked):
-            if exact in self.outbox_ticks and (exact == ticks or self._may_take(exact, ticks)):
-                return Wanted((exact,), exact, exact not in self.combined)
-        levels, chosen = self.route(cascade, ticks, asked)
-        if not levels:  # with the slack, the delay is that of an outbox
-            return Wanted((chosen,), chosen)
-        if not chosen:
-            return Wanted()
-        return Wanted(tuple(outbox for outbox in self.combined if outbox <= ticks))
-
-    def route(self, cascade: Cascade, ticks: int, asked: int = 0, outboxes: tuple[int, ...] | None = None) -> Route:
+    def route(self, cascade: Cascade, ticks: int, combined: tuple[int, ...] | None = None, exact: bool = True) -> Route:
         """Return the route that keeps a message for at least one tick, of at most the ticks of `max_delay`.
 
-        `outboxes` are those that may be used, in ticks; by default all. `asked` is the original delay: a message that
-        has waited in a batch may take its route if that is shorter, because everyday delays would otherwise lose their
-        outboxes. It is then late by the time that it has waited, at most ten times the slack's fraction of the delay,
-        and at most the slack's maximum. In a cascade `by_time` it is in the outbox without a delay for all the time.
+        `combined` are the outboxes that it may end in, in ticks, besides the one without a delay, by default those of
+        each destination; `exact` is whether it may enter any of the option with just its delay. In a cascade `by_time`
+        it is in the outbox without a delay for all the time.
         """
         if cascade.by_time:
             return cascade.route(0, 0)
         fraction, seconds = self._slack_pair
         slack = int(min((ticks - 1) * fraction, seconds / self.tick))  # the delay is longer than all ticks but the last
-        usable = self.outbox_ticks if outboxes is None else outboxes
-        combined = frozenset(self.combined).intersection(usable)
-        chosen = split(ticks, slack, cascade.max_ticks, usable, combined)
-        if chosen[1] and self._may_take(asked, ticks):
-            intended = split(asked, 0, cascade.max_ticks, usable, combined)
-            chosen = min(chosen, intended, key=lambda one: one[1].bit_count())
-        outbox, rest = chosen
+        combined = self.combined if combined is None else combined
+        whole = self.outbox_ticks if exact else combined
+        outbox, rest = split(ticks, slack, cascade.max_ticks, whole, combined)
         return cascade.route(rest, outbox)
 
 

@@ -6,24 +6,24 @@ Messages that are published, moved, handed on, or sent again as orphans enter th
 from __future__ import annotations
 
 import math
+from collections.abc import Container
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
-from . import changes, streams
-from .destination import Declarations, Destination
+from . import destination as destination_
+from . import streams
+from .destination import Destination
 from .errors import InvalidDelay, InvalidDestination
 from .headers import (
     HEADER,
     Delivery,
     Headers,
     State,
-    cc_keys,
     message_id,
     microseconds,
     own,
     with_time_sent,
     wrap,
-    wrap_for_return,
 )
 from .options import Options
 from .sent import Sent
@@ -41,7 +41,6 @@ class Plan(NamedTuple):
     headers: dict[str, Any]  # wrapped
     destination: Destination
     due: int  # in nanoseconds, by the clock of `Now.monotonic`
-    delay: int  # the original one, in microseconds
     id: str = ""  # Celery's task id, or another message's correlation id or message id
     number: int = 0  # identifies this copy of the message, if it is recorded
     stream: Stream | None = None  # for its record; None: it is not recorded
@@ -52,11 +51,6 @@ class Plan(NamedTuple):
     def due_ms(self) -> int:
         """When it is due, in milliseconds since 1970."""
         return int(self.headers[HEADER]["due"])
-
-    @property
-    def void(self) -> bytes | None:
-        """What makes the copy void in the stream of changes, if it has a record."""
-        return None if self.stream is None else changes.void(self.number, self.due_ms)
 
     @property
     def priority(self) -> int | None:
@@ -80,11 +74,11 @@ def of_new(
     delay: int,
     now: Now,
     options: Options,
-    declarations: Declarations,
+    bound: Container[tuple[str, str]] = (),
 ) -> Plan:
     """Plan a message that is published to an exchange with its `own` headers and a delay in microseconds.
 
-    Raises `InvalidDelay`, `InvalidDestination`.
+    `bound` is as in `destination.of`. Raises `InvalidDelay`, `InvalidDestination`.
     """
     _check_delay(delay, options)
     if message.properties.get("priority") is not None:
@@ -96,62 +90,44 @@ def of_new(
     number = streams.new_number() if stream else None
     due = now.utc + timedelta(microseconds=delay)
     wrapped = wrap(headers, options.cascade.root, exchange, routing_key, due, number)
-    destination = _destination(exchange, wrapped, options, declarations)
-    return Plan(message, wrapped, destination, now.monotonic + delay * 1000, delay, id_, number or 0, stream)
+    destination = destination_.of(exchange, routing_key, bound)
+    return Plan(message, wrapped, destination, now.monotonic + delay * 1000, id_, number or 0, stream)
 
 
 def of_received(
     message: Any,
     received: Delivery,
-    destination: Destination,
+    queue: str,
     due: datetime,
     now: Now,
     options: Options,
     early: State | None = None,
 ) -> Plan:
-    """Plan the return of a message, which was received before it is due, to its queue. Raises as `of_new`.
+    """Plan the return of a message, which was received from a queue before it is due, to that queue alone.
 
-    One that came out of the cascade `early` is not recorded: it has a record, with its number.
+    One that came out of the cascade `early` is not recorded: it has a record, with its number. Raises as `of_new`.
     """
     delay = (due - now.utc) // timedelta(microseconds=1)
     _check_delay(delay, options)
     stream = None if early is not None else _journal(delay, received.headers, options)
     number = early.number if early else streams.new_number() if stream else None
-    received = received._replace(headers=dict(own(received.headers)))
-    wrapped = wrap_for_return(received, options.cascade.root, destination.queues[0], due, number)
+    wrapped = wrap(own(received.headers), options.cascade.root, received.exchange, received.routing_key, due, number)
+    wrapped[HEADER]["queue"] = queue
     due_ns, id_ = now.monotonic + delay * 1000, message_id(message.properties, wrapped)
-    return Plan(message, wrapped, destination, due_ns, delay, id_, number or 0, stream, came_early=early is not None)
+    return Plan(message, wrapped, Destination("", queue), due_ns, id_, number or 0, stream, early is not None)
 
 
-def of_orphan(
-    message: Any,
-    exchange: str,
-    routing_key: str,
-    state: State,
-    delay: int,
-    now: Now,
-    options: Options,
-    declarations: Declarations,
-) -> Plan:
+def of_orphan(message: Any, state: State, delay: int, now: Now, options: Options) -> Plan:
     """Plan an orphan that waits once more, for a delay in microseconds: with its number, for its record stays valid.
 
     Raises as `of_new`.
     """
     _check_delay(delay, options)
-    headers, root = message.headers, options.cascade.root
-    if state.routing_key is None:
-        wrapped = wrap(headers, root, exchange, routing_key, state.due, state.number)
-    else:
-        received = Delivery(state.exchange, state.routing_key, {**headers, "CC": list(state.cc) or None})
-        wrapped = wrap_for_return(received, root, routing_key, state.due, state.number)
-    destination = _destination(exchange, wrapped, options, declarations)
-    id_ = message_id(message.properties, wrapped)
-    return Plan(message, wrapped, destination, now.monotonic + delay * 1000, delay, id_, state.number or 0)
-
-
-def _destination(exchange: str, wrapped: Headers, options: Options, declarations: Declarations) -> Destination:
-    keys = (*wrapped["CC"], *cc_keys(wrapped, "BCC"))
-    return declarations.destination(exchange, keys, options.declare == "passive")
+    wrapped = wrap(message.headers, options.cascade.root, state.exchange, state.routing_key, state.due, state.number)
+    if state.queue is not None:
+        wrapped[HEADER]["queue"] = state.queue
+    destination, id_ = destination_.of(*state.destination), message_id(message.properties, wrapped)
+    return Plan(message, wrapped, destination, now.monotonic + delay * 1000, id_, state.number or 0)
 
 
 def _journal(delay: int, headers: Headers, options: Options) -> Stream | None:

@@ -2,12 +2,12 @@
 
 Pure. A level's queue holds a message for the level's ticks, then dead-letters it into the level's `done` exchange,
 which leads to the queue of the next level in the message's routing key. After the last level the message passes the
-final `done` exchange, an outbox of its destination, and an exit, which is an exchange that leads to destinations.
+final `done` exchange and an outbox of its destination, which dead-letters there: nothing is bound to what is not ours.
 
 At-least-once dead lettering allows 32 unsettled messages per queue. Without outboxes, a destination that accepts
-nothing would therefore block a level for everybody; with them it blocks only its outboxes. An outbox may hold messages
-for a round delay: a message with just this delay enters there, and passes no level. A message that cannot be routed
-becomes an orphan.
+nothing would therefore block a level for everybody; with them it blocks only its outboxes, whose messages reach it once
+it is there. An outbox may hold messages for a round delay: a message with just this delay enters there, and passes no
+level. A message whose outbox was deleted becomes an orphan.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ _KEPT: dict[str, str | int] = {"x-delivery-limit": 1_000_000_000, "x-delayed-ret
 #: The key of the messages that find out whether quorum queues hold messages until a delivery time.
 PROBE = f"{routing_key.SENTINEL}.probe"
 
-#: The highest priority that is normal; quorum queues deliver messages of higher priorities first.
+#: The highest priority that is normal; quorum queues deliver messages of higher priorities first. Those of RabbitMQ 4.0
+#: to 4.2 look for expired messages only at the head, so that normal ones would wait behind high ones.
 MAX_NORMAL_PRIORITY = 4
 
 
@@ -50,7 +51,7 @@ class Cascade(Names):
         return tuple(self._level(1 << power) for power in range(0 if self.by_time else self.powers))
 
     def _level(self, ticks: int) -> Level:
-        queue = f"{self.base_name}.delay.{self.milliseconds(ticks)}"
+        queue = f"{self.root}.delay.{self.milliseconds(ticks)}"
         return Level(ticks, self.milliseconds(ticks), queue, f"{queue}.done")
 
     @property
@@ -67,10 +68,10 @@ class Cascade(Names):
 
         Without a level, the message enters the outbox itself.
         """
-        addresses = destination.outbox_address(self.milliseconds(route.outbox)), destination.address
+        address = destination.address(self.milliseconds(route.outbox))
         if route.levels:
-            return self.ingest, (routing_key.key(route.levels), *addresses)
-        return self.outbox_ingest, addresses
+            return self.ingest, (routing_key.key(route.levels), address)
+        return self.outbox_ingest, (address,)
 
     def exchanges(self) -> Iterator[Exchange]:
         """Yield all exchanges; the last one is `marker`, to be declared after queues and bindings."""
@@ -83,8 +84,6 @@ class Cascade(Names):
             yield Exchange(level.done, "topic", way_out)  # a forged key may lead to no other level
         yield Exchange(self.lost, "fanout")
         yield Exchange(self.done, arguments=way_out)
-        for name in self.exits:
-            yield Exchange(name, arguments=way_out)
         yield Exchange(self.streams_root, "fanout")
         yield Exchange(self.root, "fanout")
         if self.by_time:
@@ -94,9 +93,9 @@ class Cascade(Names):
     def queues(self) -> Iterator[Queue]:
         for level in self.levels:
             yield self._passing(level.queue, level.ttl, level.done)
-        yield self._passing(self._outbox_name(SHORT_LIVED), 0, self.short_lived_exit)
+        # At most once, unlike all others: what is for a queue that is gone is dropped, as it is without a delay.
+        yield Queue(self.short_lived_outbox, {**_QUORUM, **_KEPT, "x-message-ttl": 0, "x-dead-letter-exchange": ""})
         yield Queue(self.orphans, {**_QUORUM, **_KEPT})
-        yield Queue(self.discard, {**_QUORUM, "x-message-ttl": 0})
         if self.by_time:
             yield Queue(self.probe, {**_QUORUM, **_KEPT, "x-message-ttl": 0, "x-dead-letter-exchange": self.probe})
 
@@ -121,9 +120,9 @@ class Cascade(Names):
             for lower in self.levels[:index]:
                 yield Binding(level.done, lower.queue, "queue", routing_key.next_pattern(level, lower))
             yield Binding(level.done, self.done, "exchange", routing_key.exit_pattern(level))
-        yield Binding(self.done, self._outbox_name(SHORT_LIVED), "queue", SHORT_LIVED)
+        yield Binding(self.done, self.short_lived_outbox, "queue", SHORT_LIVED)
         if self.by_time:
-            yield Binding(self.outbox_ingest, self._outbox_name(SHORT_LIVED), "queue", SHORT_LIVED)
+            yield Binding(self.outbox_ingest, self.short_lived_outbox, "queue", SHORT_LIVED)
             yield Binding(self.outbox_ingest, self.probe, "queue", PROBE)
         yield Binding(self.lost, self.orphans, "queue", "")
         yield Binding(self.streams_root, self.root, "exchange", "")
@@ -133,35 +132,18 @@ class Cascade(Names):
         return Binding(self.behind_ingest, stream.name, "queue", stream.routing_key)
 
     def outbox(self, destination: Destination, ticks: int = 0) -> Queue:
-        """Return the outbox of a destination with a delay."""
-        name = self.outbox_name(destination, ticks)
-        return self._passing(name, self.milliseconds(ticks), self._exit_of(destination))
+        """Return the outbox of a destination with a delay, which dead-letters to it. Raises `InvalidDestination`."""
+        outbox = self._passing(self.outbox_name(destination, ticks), self.milliseconds(ticks), destination.exchange)
+        if destination.key is None:  # the exchange routes by the keys of the message, of which one is its own
+            return outbox
+        return Queue(outbox.name, {**outbox.arguments, "x-dead-letter-routing-key": destination.key})
 
     def outbox_bindings(self, destination: Destination, ticks: int = 0) -> Iterator[Binding]:
         """Yield the bindings to the outbox of a destination with a delay. The shared one is part of the cascade."""
-        if destination.short_lived:
-            return
-        name, address = self.outbox_name(destination, ticks), destination.outbox_address(self.milliseconds(ticks))
+        name, address = self.outbox_name(destination, ticks), destination.address(self.milliseconds(ticks))
         if ticks or self.by_time:
             yield Binding(self.outbox_ingest, name, "queue", address)
         yield Binding(self.done, name, "queue", address)
-
-    def _exit_of(self, destination: Destination) -> str:
-        return self.short_lived_exit if destination.short_lived else self.exit
-
-    def exit_bindings(self, destination: Destination) -> Iterator[Binding]:
-        """Yield the bindings from exits to a destination.
-
-        Both exits lead to a queue that looks short-lived: publishers that did not declare it go by its name.
-        """
-        for taken_for in dict.fromkeys((destination, destination.by_name)):
-            for queue in taken_for.queues:
-                yield Binding(self._exit_of(taken_for), queue, "queue", taken_for.address)
-        if destination.exchange:
-            # A message that the user's exchange cannot route stays in its outbox, although `exit` has routed it.
-            yield Binding(self.exit, destination.exchange, "exchange", destination.address)
-        if destination.fanout:
-            yield Binding(self.exit, self.discard, "queue", destination.address)
 
 
 class Topology(NamedTuple):
@@ -187,8 +169,7 @@ class Topology(NamedTuple):
             topology.queues.update((queue.name, queue) for queue in cascade.queues())
             topology.bindings.update(dict.fromkeys(cascade.bindings()))
             for destination in destinations:
-                topology.bindings.update(dict.fromkeys(cascade.exit_bindings(destination)))
-                for ticks in (0, *outboxes) if not destination.short_lived else ():
+                for ticks in (0, *outboxes) if not destination.is_short_lived else ():
                     outbox = cascade.outbox(destination, ticks)
                     topology.queues[outbox.name] = outbox
                     topology.bindings.update(dict.fromkeys(cascade.outbox_bindings(destination, ticks)))

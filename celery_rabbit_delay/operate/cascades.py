@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from typing import NamedTuple
@@ -12,30 +12,25 @@ from amqp.exceptions import AccessRefused
 
 from ..amqp import declare
 from ..core import streams
-from ..core.destination import Address, Destination
+from ..core.destination import Destination
 from ..core.errors import CascadeMissing
 from ..core.options import HOLDS_MESSAGES, TEN_YEARS, Options
-from ..core.parts import Binding, Queue
 from ..core.topology import Cascade
 from .management import Management, Snapshot
 
-#: All outboxes of a delay are declared in the same way.
-_ANY = Destination("", ("any",))
 
+def cascades(connection: kombu.Connection) -> list[Cascade]:
+    """Return the cascades that the options ask for, with their levels.
 
-def cascades(connection: kombu.Connection, priorities: bool = False) -> list[Cascade]:
-    """Return the cascade for normal messages, and with `priorities`, or if it exists, that for priorities above 4.
-
-    Their levels are those of the options. A cascade `by_time` that exists is the last one. It is the only one if no
-    levels exist, and publishers with the options use it.
+    A cascade `by_time` that exists is the last one. It is the only one if no levels exist, and publishers with the
+    options use it.
     """
     options: Options = connection.transport.delay_options
-    found = options.cascades(priorities or _exists(connection, options.high_cascade))
     if not is_by_time(connection):
-        return found
-    uses_it = options.may_wait_by_time(options.cascade, connection.connection.server_version)
+        return [options.cascade]
+    uses_it = options.may_wait_by_time(connection.connection.server_version)
     is_only_one = uses_it and not _queue_exists(connection, options.cascade.levels[0].queue)
-    return [*([] if is_only_one else found), options.by_time_cascade]
+    return [*([] if is_only_one else [options.cascade]), options.by_time_cascade]
 
 
 def is_by_time(connection: kombu.Connection) -> bool:
@@ -86,54 +81,20 @@ class Outbox(NamedTuple):
     """An outbox that exists, except for the one that short-lived queues share."""
 
     queue: str
-    #: What its name says: the delay in milliseconds, and its destination.
-    address: Address
-    #: Its delay.
-    ticks: int
-
-    @property
-    def delay(self) -> int:
-        """Its delay in milliseconds; 0 for the outbox that each destination has."""
-        return self.address.delay
-
-    @property
-    def destination(self) -> Destination | None:
-        """The destination; None if the name does not say it."""
-        return destination_named(self.address.names or ())
-
-    def as_declared(self, cascade: Cascade) -> Queue:
-        """Return the outbox with the arguments that a publisher declares it with."""
-        return cascade.outbox(_ANY, self.ticks)._replace(name=self.queue)
-
-    def bindings(self, cascade: Cascade) -> Iterator[Binding]:
-        """Yield the bindings that lead to the outbox; none if its name does not say its address."""
-        address = cascade.outbox_address(self.queue)
-        for source in (cascade.outbox_ingest, cascade.done) if self.ticks else (cascade.done,):
-            if address and self.address.names:
-                yield Binding(source, self.queue, "queue", address)
-
-
-def destination_named(names: Sequence[str]) -> Destination | None:
-    """Return the destination of an address: "" and queues, or an exchange and its routing key, "" if it is unknown."""
-    exchange, *others = names or ("",)
-    if exchange:
-        return Destination(exchange, key=others[0] or None) if len(others) == 1 else None
-    return Destination("", tuple(others)) if others else None
+    ticks: int  # of its delay; 0 for the outbox that each destination has
+    destination: Destination
 
 
 def outbox_named(cascade: Cascade, queue: str) -> Outbox | None:
     """Return the outbox of a name; None if it is not that of an outbox."""
-    address = cascade.outbox_of(queue)
-    if address is None or address.mark == "=":
-        return None
-    ticks, rest = divmod(address.delay, cascade.milliseconds(1))
-    return None if rest else Outbox(queue, address, ticks)
+    found = cascade.outbox_of(queue)
+    return found and Outbox(queue, *found)
 
 
 def outbox_names(connection: kombu.Connection, destinations: Iterable[Destination]) -> list[str]:
-    """Return the names of the outboxes with a delay that `setup` creates: of the option, for queues."""
+    """Return the names of the outboxes with a delay that `setup` creates ahead for queues: all of the option."""
     options: Options = connection.transport.delay_options
-    queues = [one for one in destinations if not one.exchange and not one.short_lived]
+    queues = [one for one in destinations if not one.exchange and not one.is_short_lived]
     return [options.cascade.outbox_name(queue, ticks) for queue in queues for ticks in options.outbox_ticks]
 
 
@@ -159,13 +120,13 @@ def waiting_queues(
     for cascade in reversed(existing(connection)):
         yield from (level.queue for level in reversed(cascade.levels))
     outboxes = existing_outboxes(connection, destinations, management.snapshot() if management else None)
-    yield from (outbox.queue for outbox in outboxes if outbox.delay)
+    yield from (outbox.queue for outbox in outboxes if outbox.ticks)
 
 
 def _outboxes_of(connection: kombu.Connection, destinations: Iterable[Destination]) -> Iterator[str]:
     options: Options = connection.transport.delay_options
     for destination in destinations:
-        if destination.short_lived:
+        if destination.is_short_lived:
             continue
         for ticks in (0, *options.outbox_ticks):
             name = options.cascade.outbox_name(destination, ticks)
@@ -173,14 +134,6 @@ def _outboxes_of(connection: kombu.Connection, destinations: Iterable[Destinatio
                 yield name
             elif not ticks:
                 break
-
-
-def _exists(connection: kombu.Connection, cascade: Cascade) -> bool:
-    """Return whether a cascade exists. An interrupted `teardown` has deleted ingest, but not yet the shortest level."""
-    with suppress(AccessRefused):  # RabbitMQ 4.3 hides it; the next operation raises an error about the permission
-        if declare.exchange_exists(connection.default_channel, cascade.ingest):
-            return True
-    return _queue_exists(connection, cascade.levels[0].queue)
 
 
 def _queue_exists(connection: kombu.Connection, name: str) -> bool:

@@ -81,8 +81,8 @@ def _identifier(name: str) -> str:
 FORMATS: dict[str, Callable[[Topology, str], str]] = {"definitions": definitions, "terraform": terraform}
 
 
-def export(connection: kombu.Connection, kind: str, priorities: bool) -> str:
+def export(connection: kombu.Connection, kind: str) -> str:
     """Return what `setup` creates, except for what leads to queues of an app, in one of `FORMATS`."""
     options: Options = connection.transport.delay_options
-    topology = Topology.of(options.cascades(priorities), (), options.wanted_streams)
+    topology = Topology.of([options.cascade], (), options.wanted_streams)
     return FORMATS[kind](topology, connection.virtual_host or "/")

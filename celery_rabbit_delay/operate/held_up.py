@@ -2,21 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from ..core.destination import SHORT_LIVED, decode, is_address
-from ..core.parts import Binding
-from ..core.routing_key import SENTINEL
+from ..core.destination import Destination
 from ..core.topology import Cascade
-from .cascades import destination_named
 from .management import Rows, Snapshot
-
-#: The destination of an outbox whose name contains a hash.
-LONG_NAME = "a destination with a long name"
-
-#: The maximum number of short-lived queues to name.
-_FEW = 5
 
 
 class HeldUp(NamedTuple):
@@ -41,10 +32,9 @@ _PASSING = _Cause("it may be on its way", False)
 
 
 class _Target(NamedTuple):
-    """What an outbox leads to, and the cause if none of the queues is it."""
+    """The queues that an outbox leads to, and the cause if none of them is it."""
 
-    name: str
-    queues: Iterable[str] = ()
+    queues: Iterable[str]
     cause: _Cause = _PASSING
 
 
@@ -55,18 +45,15 @@ def held_up(cascade: Cascade, snapshot: Snapshot) -> list[HeldUp]:
     """
     found: dict[tuple[str, str], HeldUp] = {}
     for name, row in snapshot.queues.items():
-        address = cascade.outbox_address(name)
-        if address is None:
+        if (outbox := cascade.outbox_of(name)) is None:
             continue
-        outbox = cascade.outbox_of(name)
+        ticks, destination = outbox
         # Messages that are ready in an outbox without a delay are due as well, but not those that RabbitMQ holds.
-        held = int(row.get("messages_delayed") or 0)
-        due = unsettled(row) if outbox and outbox.delay else int(row.get("messages") or 0) - held
+        due = unsettled(row) if ticks else int(row.get("messages") or 0) - int(row.get("messages_delayed") or 0)
         if due:
-            target = _target(cascade, name, address, snapshot.bindings)
-            cause = _cause(target, snapshot.queues)
-            key = (name if target.name == LONG_NAME else target.name, cause.reason)
-            before = found.get(key, HeldUp(name, target.name, 0, *cause))
+            cause = _cause(_target(destination, snapshot), snapshot.queues)
+            key = str(destination), cause.reason
+            before = found.get(key, HeldUp(name, str(destination), 0, *cause))
             found[key] = before._replace(stuck=before.stuck + due)
     return list(found.values())
 
@@ -74,9 +61,8 @@ def held_up(cascade: Cascade, snapshot: Snapshot) -> list[HeldUp]:
 def held(cascade: Cascade, snapshot: Snapshot) -> Iterator[tuple[str, str, int]]:
     """Yield each outbox in which RabbitMQ holds messages until they are due, with its destination and their number."""
     for name, row in snapshot.queues.items():
-        address = cascade.outbox_address(name)
-        if address and (amount := int(row.get("messages_delayed") or 0)):
-            yield name, _target(cascade, name, address, snapshot.bindings).name, amount
+        if (outbox := cascade.outbox_of(name)) and (amount := int(row.get("messages_delayed") or 0)):
+            yield name, str(outbox[1]), amount
 
 
 def unsettled(row: Mapping[str, Any]) -> int:
@@ -84,39 +70,22 @@ def unsettled(row: Mapping[str, Any]) -> int:
     return int(row.get("messages_dlx") or 0) + int(row.get("messages_unacknowledged") or 0)
 
 
-def _target(cascade: Cascade, outbox: str, address: str, bindings: Collection[Binding]) -> _Target:
-    if address == SHORT_LIVED:
-        queues = sorted({b.destination for b in bindings if b.source == cascade.short_lived_exit})
-        named = f" {', '.join(map(repr, queues))}" if 0 < len(queues) <= _FEW else ""
-        return _Target(f"short-lived queues{named}", queues)
-    destination = destination_named(_names(cascade, outbox, address, bindings))
-    if destination is None:  # somebody else gave a queue such a name, or bindings of a hash are missing
-        return _Target(LONG_NAME)
+def _target(destination: Destination, snapshot: Snapshot) -> _Target:
     if not destination.exchange:
-        return _Target(str(destination), destination.queues)
-    bound = [b for b in bindings if b.source == destination.exchange and destination.key in (None, b.routing_key)]
+        if destination.key in snapshot.queues:
+            return _Target([str(destination.key)])
+        return _Target(
+            [], _Cause("it does not exist: declare it, and they come within minutes, or purge the outbox", True)
+        )
+    bound = [
+        b for b in snapshot.bindings if b.source == destination.exchange and destination.key in (None, b.routing_key)
+    ]
     cause = _PASSING
     if not bound:
         cause = _Cause("no queue is bound for it: bind one", True)
     elif destination.key is None:  # the routing key is unknown, so the matching queue is unknown
         cause = _Cause(f"{_PASSING.reason}, or no queue is bound for its routing key: bind one", False)
-    return _Target(str(destination), sorted(b.destination for b in bound if b.destination_type == "queue"), cause)
-
-
-def _names(cascade: Cascade, outbox: str, address: str, bindings: Collection[Binding]) -> Sequence[str]:
-    """Return the names in the address of an outbox, and what the bindings of a hash show."""
-    names = decode(address)
-    if names is None:
-        # A hash of a long address, or of an address that is too long with the prefix.
-        address = next(
-            (b.routing_key for b in bindings if b.destination == outbox and is_address(b.routing_key)), address
-        )
-        names = decode(address)
-    if names is None:
-        of_destination = f"{SENTINEL}.={address.rpartition('.')[2]}"
-        leads_to = (b.destination for b in bindings if (b.source, b.routing_key) == (cascade.exit, of_destination))
-        names = ("", *sorted(leads_to))
-    return names
+    return _Target(sorted(b.destination for b in bound if b.destination_type == "queue"), cause)
 
 
 def _cause(target: _Target, rows: Rows) -> _Cause:

@@ -103,7 +103,7 @@ def remove(connection: kombu.Connection, limit: int | None, chosen: Chosen) -> i
 
 def are_for(names: QueueNames) -> Chosen:
     """Return a function that returns whether an orphan is for one of some queues."""
-    return lambda orphan: names.leads_to_one(orphan.exchange, [orphan.routing_key])
+    return lambda orphan: names.leads_to_one(orphan.exchange, orphan.routing_key)
 
 
 def purge(connection: kombu.Connection, names: QueueNames) -> tuple[int, int]:

@@ -32,14 +32,10 @@ _AT_MOST = 10_000
 #: Seconds after which the counts of the management API, which are five late, show what was on its way.
 _QUIET = 12
 
-#: Stands for all of them.
-_SHORT_LIVED = Destination("", ("",), short_lived=True)
-
 
 def wanted(
     connection: kombu.Connection,
     destinations: Iterable[Destination],
-    priorities: bool = False,
     ahead: bool = False,
     management: Management | None = None,
 ) -> list[Cascade]:
@@ -49,7 +45,7 @@ def wanted(
     """
     options: Options = connection.transport.delay_options
     chosen, _ = choose(ConfirmedChannel(connection.connection), options, options.cascade)
-    found = cascades(connection, priorities)
+    found = cascades(connection)
     if chosen not in found:  # the broker's clock is wrong now
         found = [chosen, *found]
     _require_room(management, options, found, list(destinations), ahead)
@@ -75,35 +71,38 @@ def setup(
     destinations: Iterable[Destination],
     ahead: bool = False,
 ) -> list[Destination]:
-    """Create cascades, and bind them to destinations; return the destinations that do not exist.
+    """Create cascades, and the outboxes of destinations; return the destinations that do not exist.
 
-    With `ahead`, also create what publishers with `declare="auto"` create when they first need it: the outboxes of the
+    With `ahead`, also create what publishers with `declare="auto"` create when they need it often: all outboxes of the
     option for each destination that is a queue, and streams. These come last, because a broker that cannot create them
     closes the connection. Raises `CascadeConflict`, `LimitReached`, `NotPermitted`, `InvalidDestination`,
     `UnsupportedConfiguration`.
     """
     options: Options = connection.transport.delay_options
     wanted, destinations = list(wanted), list(destinations)
-    outboxes = _outboxes(options, wanted, ahead)
+    channel = ConfirmedChannel(connection.connection)
     for cascade in wanted:
-        create_cascade(ConfirmedChannel(connection.connection), cascade)
+        create_cascade(channel, cascade)
     lacking = []
     for destination in destinations:
-        own = (0,) if destination.exchange else (0, *outboxes)
         try:
-            # The last one has bindings for delivery times, if there are such.
-            declare.bind_destination(connection.default_channel, wanted[-1], destination, own)
+            declare.require_destination(channel.get_channel(), destination)
         except DestinationNotFound:
             lacking.append(destination)
+        else:
+            for cascade in wanted if not destination.is_short_lived else ():
+                declare.lead_to(channel, cascade, destination, _outboxes(options, cascade, destination, ahead))
     for cascade in wanted:
         for stream in options.wanted_streams if ahead else ():
             declare.bind_stream(connection.default_channel, cascade, stream)
     return lacking
 
 
-def _outboxes(options: Options, wanted: Iterable[Cascade], ahead: bool) -> tuple[int, ...]:
-    """Return the delays of the outboxes that `setup` creates, in ticks."""
-    return options.outbox_ticks if ahead and not all(cascade.by_time for cascade in wanted) else ()
+def _outboxes(options: Options, cascade: Cascade, destination: Destination, ahead: bool) -> tuple[int, ...]:
+    """Return the delays of the outboxes that `setup` creates, in ticks; the one without a delay comes last."""
+    if ahead and not destination.exchange and not cascade.by_time:
+        return (*options.outbox_ticks, 0)
+    return (0,) if cascade.by_time else (*options.combined, 0)
 
 
 def _require_room(
@@ -117,9 +116,11 @@ def _require_room(
     if management is None or (limit := management.queue_limit()) is None:
         return
     streams_ = options.wanted_streams if ahead else []
-    topology = Topology.of(wanted, destinations, streams_, _outboxes(options, wanted, ahead))
-    present = management.queues()
-    missing = len(topology.queues.keys() - present.keys())
+    present, names = management.queues(), set(Topology.of(wanted, (), streams_).queues)
+    for cascade in wanted:
+        for one in (destination for destination in destinations if not destination.is_short_lived):
+            names |= {cascade.outbox_name(one, ticks) for ticks in _outboxes(options, cascade, one, ahead)}
+    missing = len(names - present.keys())
     if missing and len(present) + missing > limit:
         raise LimitReached(
             f"{missing} queues are to be created, and the virtual host has {len(present)} of at most {limit}: raise "
@@ -208,7 +209,7 @@ def _not_empty(waiting: int, orphans: int) -> NotEmpty:
 
 def _opaque_outboxes(connection: kombu.Connection, destinations: Iterable[Destination]) -> list[str]:
     """Return the outboxes of `destinations` that exist: AMQP does not show what their destinations do not take."""
-    shared = connection.transport.delay_options.cascade.outbox_name(_SHORT_LIVED)
+    shared = connection.transport.delay_options.cascade.short_lived_outbox
     found = [shared] if declare.queue_exists(connection.default_channel, shared) else []
     return found + [outbox.queue for outbox in existing_outboxes(connection, destinations)]
 
@@ -223,7 +224,7 @@ def _delete_all(
     # Messages go from levels into outboxes. The shortest level goes last: it shows that levels may be left.
     outboxes = [outbox.queue for outbox in existing_outboxes(connection, destinations, snapshot)]
     if snapshot is not None:  # others that somebody gave such a name, too
-        outboxes += filter(found[0].outbox_address, snapshot.queues)
+        outboxes += [name for name in snapshot.queues if name.startswith(found[0].outbox_prefix)]
     queues = dict.fromkeys([*outboxes, *reversed(topology.queues)])
     last = [*(cascade.marker for cascade in found if cascade.by_time), found[0].root]  # they show that some is left
     exchanges = [name for name in topology.exchanges if name not in (*last, found[0].streams_root)]
@@ -234,10 +235,10 @@ def _delete_all(
 
 def _delete_markers(connection: kombu.Connection) -> None:
     """Delete what shows that levels exist, of processes with any `max_delay`. To delete what is missing is no error."""
-    with declare.translate_errors(connection.transport.delay_options.cascade):
-        for cascade in connection.transport.delay_options.cascades(priorities=True):
-            for powers in range(1, longest(cascade).powers + 1):
-                connection.default_channel.exchange_delete(replace(cascade, powers=powers).marker)
+    cascade: Cascade = connection.transport.delay_options.cascade
+    with declare.translate_errors(cascade):
+        for powers in range(1, longest(cascade).powers + 1):
+            connection.default_channel.exchange_delete(replace(cascade, powers=powers).marker)
 
 
 def _delete_streams(connection: kombu.Connection) -> int | None:

@@ -18,7 +18,7 @@ from ..core.destination import Destination
 from ..core.fates import Fate, Fates
 from ..core.streams import Unreadable
 from .cascades import existing, existing_outboxes
-from .held_up import LONG_NAME, HeldUp, held, held_up, unsettled
+from .held_up import HeldUp, held, held_up, unsettled
 from .management import Snapshot
 
 #: The number of messages that `recorded` groups.
@@ -136,11 +136,13 @@ def status(
             levels.append(LevelStatus(level.queue, level.ttl, ready[level.queue], unsettled_in(level.queue)))
     outboxes = []
     for outbox in existing_outboxes(connection, destinations, snapshot):
-        if outbox.delay:
+        if outbox.ticks:
             count, due = declare.message_count(channel, outbox.queue) or 0, unsettled_in(outbox.queue)
             if count or due:
                 outboxes.append(
-                    OutboxStatus(outbox.queue, str(outbox.destination or LONG_NAME), outbox.delay, count, due)
+                    OutboxStatus(
+                        outbox.queue, str(outbox.destination), wanted[0].milliseconds(outbox.ticks), count, due
+                    )
                 )
     for queue, destination, count in held(wanted[0], snapshot) if snapshot else ():
         outboxes.append(OutboxStatus(queue, destination, 0, count, None))
@@ -153,10 +155,12 @@ def status(
     if snapshot is None:
         by_time = orphans is not None and wanted[-1].by_time
         return Status(levels, outboxes, orphans, None, None, beside, is_partial=by_time)
-    led_to = {binding.destination for binding in snapshot.bindings if binding.source in wanted[0].exits}
+    led_to = {
+        one.destination.exchange or one.destination.key or "" for one in existing_outboxes(connection, (), snapshot)
+    }
     all_orphans = int(snapshot.queues.get(wanted[0].orphans, {}).get("messages") or 0)
     stuck = held_up(wanted[0], snapshot)
-    return Status(levels, outboxes, orphans, sorted(led_to - {wanted[0].discard}), stuck, beside, all_orphans)
+    return Status(levels, outboxes, orphans, sorted(led_to), stuck, beside, all_orphans)
 
 
 class Group(NamedTuple):

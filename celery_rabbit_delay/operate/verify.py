@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from itertools import combinations
 from typing import Any, Literal, NamedTuple
 
@@ -17,14 +18,13 @@ from ..amqp.confirms import ConfirmedChannel
 from ..amqp.follower import Follower
 from ..core import streams
 from ..core.beat import beat_prefix
-from ..core.destination import Destination, read
+from ..core.destination import Destination
 from ..core.errors import CascadeMissing, StreamUnavailable
-from ..core.headers import addressed
 from ..core.levels import Level, Route
 from ..core.options import Options
 from ..core.parts import Binding, Exchange, Queue, Stream
 from ..core.topology import Cascade, Topology
-from .cascades import cascades, destination_named, existing_outboxes, outbox_named, outbox_names, with_longer_levels
+from .cascades import cascades, existing_outboxes, outbox_named, outbox_names, with_longer_levels
 from .management import Snapshot
 
 #: Policy keys that also affect queues with such arguments: the lower value applies, so that messages leave early, are
@@ -52,7 +52,6 @@ def compare(
     connection: kombu.Connection,
     destinations: Iterable[Destination],
     snapshot: Snapshot | None = None,
-    priorities: bool = False,
     on_demand: bool = True,
     ahead: bool = False,
 ) -> list[Finding]:
@@ -64,7 +63,7 @@ def compare(
     """
     options: Options = connection.transport.delay_options
     passive, ahead = options.declare == "passive", ahead and not on_demand
-    wanted = cascades(connection, priorities)
+    wanted = cascades(connection)
     beside = _existing_streams(connection)
     missing = [stream for stream in options.wanted_streams if stream not in beside] if passive or not on_demand else []
     topology = _expected(connection, wanted, list(destinations), [*beside, *missing], snapshot, ahead)
@@ -102,12 +101,13 @@ def _expected(
     outboxes = existing_outboxes(connection, destinations, snapshot)
     if with_outboxes and not all(cascade.by_time for cascade in wanted):
         outboxes += filter(None, (outbox_named(wanted[0], name) for name in outbox_names(connection, destinations)))
-    # A publisher creates the bindings to a destination on demand, unless it is passive.
-    passive = connection.transport.delay_options.declare == "passive"
-    topology = Topology.of(wanted, destinations if passive or with_outboxes else (), beside)
+    # A publisher creates the outboxes of a destination on demand, unless it is passive.
+    options: Options = connection.transport.delay_options
+    needed = destinations if options.declare == "passive" or with_outboxes else ()
+    topology = Topology.of(wanted, needed, beside, () if wanted[0].by_time else options.combined)
     for outbox in outboxes:
-        topology.queues[outbox.queue] = outbox.as_declared(wanted[0])
-        topology.bindings.update(dict.fromkeys(outbox.bindings(wanted[0])))
+        topology.queues[outbox.queue] = wanted[0].outbox(outbox.destination, outbox.ticks)
+        topology.bindings.update(dict.fromkeys(wanted[-1].outbox_bindings(outbox.destination, outbox.ticks)))
     return topology
 
 
@@ -180,7 +180,7 @@ def unexpected(bindings: Iterable[Binding], cascades: Iterable[Cascade], streams
     """
     cascades = list(cascades)
     topology = Topology.of(cascades, (), streams)
-    leading = {name: cascade for cascade in cascades for name in (cascade.outbox_ingest, cascade.done, *cascade.exits)}
+    leading = {name: cascade for cascade in cascades for name in (cascade.outbox_ingest, cascade.done)}
     own = topology.exchanges.keys() - {cascade.streams_root for cascade in cascades}  # that one leads to others as well
     return [
         binding
@@ -191,24 +191,12 @@ def unexpected(bindings: Iterable[Binding], cascades: Iterable[Cascade], streams
 
 
 def _leads_to_its_address(binding: Binding, cascade: Cascade) -> bool:
-    """Return whether a binding leads to the outbox or the destination that its routing key is the address of."""
-    address = read(binding.routing_key)
-    if address is None:
+    """Return whether a binding leads to the outbox that its routing key is the address of."""
+    found = cascade.outbox_of(binding.destination)
+    if found is None:
         return False
-    ticks, rest = divmod(address.delay, cascade.milliseconds(1))
-    if address.names is None:  # a hash
-        if binding.source in cascade.exits:
-            return address.mark == "="  # it does not show what it stands for
-        of_delay = binding.source == cascade.done or ticks > 0 or cascade.by_time
-        return of_delay and not rest and cascade.outbox_address(binding.destination) == binding.routing_key
-    named = destination_named(address.names)
-    if named is None:
-        return False
-    other = Destination(named.exchange, fanout=True) if named.exchange else named._replace(short_lived=True)
-    return any(
-        binding in (*cascade.outbox_bindings(destination, ticks), *cascade.exit_bindings(destination))
-        for destination in (named, other)
-    )
+    ticks, destination = found
+    return binding in replace(cascade, by_time=True).outbox_bindings(destination, ticks)
 
 
 def can_try_out(findings: Iterable[Finding]) -> bool:
@@ -216,10 +204,10 @@ def can_try_out(findings: Iterable[Finding]) -> bool:
     return all(finding.kind == "binding" for finding in findings if finding.state != "present")
 
 
-def try_out(connection: kombu.Connection, priorities: bool = False) -> Iterator[str]:
+def try_out(connection: kombu.Connection) -> Iterator[str]:
     """Send test messages through the short levels and read the streams; yield problems. Raises as `probe`."""
     options: Options = connection.transport.delay_options
-    for cascade in cascades(connection, priorities):
+    for cascade in cascades(connection):
         yield from probe(connection, cascade)
     if options.streams:
         needed = options.wanted_streams if options.declare == "passive" else []
@@ -235,8 +223,7 @@ def probe(connection: kombu.Connection, cascade: Cascade, seconds: float = 2, pa
     """
     channel = connection.channel()
     queue = channel.queue_declare(f"{cascade.prefix}.probe.{uuid.uuid4()}", exclusive=True, auto_delete=True).queue
-    destination = Destination("", (queue,), short_lived=True)
-    declare.bind_destination(channel, cascade, destination)
+    destination = Destination("", queue)
     confirmed = ConfirmedChannel(connection.connection)
     timeout = connection.transport.delay_options.confirm_timeout
     levels = [level for level in cascade.levels if level.ttl <= seconds * 1000]
@@ -250,8 +237,8 @@ def probe(connection: kombu.Connection, cascade: Cascade, seconds: float = 2, pa
     )
     sent: dict[int, float] = {}
     for number, route in enumerate(routes):
-        exchange, (key, *addresses) = cascade.entry(Route(route, 0), destination)
-        message = Message(str(number), application_headers=addressed({"CC": []}, addresses))
+        exchange, (key, *_) = cascade.entry(Route(route, 0), destination)
+        message = Message(str(number), application_headers={"CC": [queue, destination.address()]})
         sent[number] = time.monotonic()
         with declare.translate_errors(cascade), connection.connection.within(timeout):
             returned = confirmed.publish(message, exchange, key)

@@ -110,7 +110,7 @@ class Indexer:
     def paused(self) -> dict[str, Pause]:
         """The paused queues of the app by their names, or of anybody."""
         found = self.index.paused(utc_ms())
-        return {name: one for name, one in found.items() if self._queues.leads_to_one("", [name])}
+        return {name: one for name, one in found.items() if self._queues.leads_to_one("", name)}
 
     def catch_up(self, connection: kombu.Connection, timeout: float = 10) -> None:
         """Wait until the view has all that the streams got until now, but for what is read backwards.

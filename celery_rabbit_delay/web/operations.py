@@ -191,7 +191,7 @@ class Operations:
 
         def is_shown(one: Scheduled) -> bool:
             places = (one.exchange, one.routing_key), ("", one.queue)
-            return not names.only or any(names.leads_to_one(exchange, [key]) for exchange, key in places)
+            return not names.only or any(names.leads_to_one(exchange, key) for exchange, key in places)
 
         return found._replace(messages=[one for one in found.messages if is_shown(one.message)])
 

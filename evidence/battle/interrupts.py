@@ -127,8 +127,7 @@ class Program:
 
     def connect(self) -> None:
         with self.sending(id_ := self.new_id()), self.app.connection_for_write() as connection:
-            producer = self.app.amqp.Producer(connection)
-            self.app.send_task("t", task_id=id_, producer=producer, **self.delay())
+            self.app.send_task("t", task_id=id_, producer=self.app.amqp.Producer(connection), **self.delay())
 
     def retry(self) -> None:
         from celery.exceptions import Retry
@@ -143,9 +142,9 @@ class Program:
 
     def batch(self) -> None:
         ids = [self.new_id() for _ in range(self.chosen.choice([2, 30]))]
-        with self.sending(*ids), self.schedule.batch(self.app) as producer:
+        with self.sending(*ids), self.schedule.batch(self.app):
             for id_ in ids:
-                self.app.send_task("t", task_id=id_, producer=producer, **self.delay())
+                self.app.send_task("t", task_id=id_, **self.delay())
 
     def cancel(self) -> None:
         self.schedule.cancel(self.app, f"no-such-{self.new_id()}")

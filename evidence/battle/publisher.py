@@ -68,10 +68,10 @@ def send(path: str, tasks: list[tuple[dict[str, Any], dict[str, Any]]]) -> None:
     ledger.append(path, *(entry for entry, _ in tasks))
     failed: dict[str, dict[str, Any]] = {}
     try:
-        with celery_rabbit_delay.batch(app) if len(tasks) > 1 else contextlib.nullcontext() as producer:
+        with celery_rabbit_delay.batch(app) if len(tasks) > 1 else contextlib.nullcontext():
             for _, options in tasks:
                 try:
-                    app.send_task(**options, producer=producer)
+                    app.send_task(**options)
                 except Exception as exc:  # told to the caller: not confirmed
                     failed[options["task_id"]] = {"failed": repr(exc)}
     except celery_rabbit_delay.BatchFailed as exc:

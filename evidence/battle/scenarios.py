@@ -179,7 +179,8 @@ def orphans_beside(stage: Stage) -> None:
     with ours(stage) as connection:
         if connection is not None:
             kombu.Queue("gone")(connection.default_channel).declare()
-            with celery_rabbit_delay.batch(connection.Producer()) as producer:
+            producer = connection.Producer()
+            with celery_rabbit_delay.batch(producer):
                 for number in range(1000):
                     producer.publish("x", routing_key="gone", headers={"x-delay": 8000 + 4 * number})
             connection.default_channel.queue_delete("gone")
@@ -192,7 +193,8 @@ def stuck(stage: Stage, queue: str, amount: int, arguments: dict[str, Any], url:
         if connection is not None:
             with kombu.Connection(url or stage.node.url()) as plain:
                 kombu.Queue(queue, queue_arguments=arguments)(plain.default_channel).declare()
-            with celery_rabbit_delay.batch(connection.Producer()) as producer:
+            producer = connection.Producer()
+            with celery_rabbit_delay.batch(producer):
                 for number in range(amount):
                     producer.publish("x", routing_key=queue, headers={"x-delay": 4000 + 4 * number})
 

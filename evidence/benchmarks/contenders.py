@@ -22,11 +22,11 @@ from celery_rabbit_delay.amqp import declare
 from celery_rabbit_delay.core import headers as headers_
 from celery_rabbit_delay.core.destination import Destination
 from celery_rabbit_delay.core.topology import Cascade, Queue
-from tests.kit.broker import Broker
+from tests.kit.broker import Broker, publishing
 from tests.kit.node import Node
 
 QUEUE = "bench"
-DESTINATION = Destination("", (QUEUE,))
+DESTINATION = Destination("", QUEUE)
 BODY = "x" * 200  # about what Celery's protocol sends for a small task
 
 
@@ -97,11 +97,9 @@ class Ours(Contender):
 
     def prepare_for(self, delays: Sequence[float]) -> None:
         options = self.options
-        outboxes = {
-            options.route(options.cascade, options.ticks(round(delay * 1_000_000))).outbox for delay in delays
-        } - {0}
-        with self.connection.channel() as channel:
-            declare.bind_destination(channel, options.cascade, DESTINATION, sorted(outboxes))
+        outboxes = {options.route(options.cascade, options.ticks(round(delay * 1_000_000))).outbox for delay in delays}
+        with publishing(self.connection) as publisher:
+            declare.lead_to(publisher.channel, options.cascade, DESTINATION, sorted(outboxes | {0}, reverse=True))
 
     @property
     def options(self) -> Options:
@@ -114,7 +112,7 @@ class Ours(Contender):
         headers = headers_.wrap({}, options.cascade.root, "", QUEUE, due)
         route = options.route(options.cascade, options.ticks(round(delay * 1_000_000)))
         exchange, (key, *others) = options.cascade.entry(route, DESTINATION)
-        return exchange, key, headers_.addressed(headers, others)
+        return exchange, key, {**headers, "CC": list(others)} if others else headers
 
     def burst_due_at(self, due: float, amount: int) -> None:
         """Send messages that are all due at a `time.monotonic()`."""

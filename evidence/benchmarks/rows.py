@@ -224,8 +224,8 @@ def batch_rate(node: Node, scale: float, repeats: int, log: Log) -> dict[str, An
         def rate(number: int, batched: bool = False, **options: Any) -> float:
             tasks = group(app.signature("bench.nothing") for _ in range(number))
             started = time.perf_counter()
-            with celery_rabbit_delay.batch(app) if batched else nullcontext() as producer:
-                tasks.apply_async(producer=producer, **options)
+            with celery_rabbit_delay.batch(app) if batched else nullcontext():
+                tasks.apply_async(**options)
             return number / (time.perf_counter() - started)
 
         runs: dict[str, Callable[[], float]] = {

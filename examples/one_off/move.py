@@ -14,7 +14,7 @@ import celery_rabbit_delay
 TOGETHER = 1000
 
 
-def send(entry: Any, producer: Any) -> None:
+def send(entry: Any) -> None:
     shop.app.send_task(
         entry.task,
         json.loads(entry.args),
@@ -27,7 +27,6 @@ def send(entry: Any, producer: Any) -> None:
         routing_key=entry.routing_key or None,
         priority=entry.priority,
         headers=json.loads(entry.headers),
-        producer=producer,
     )
 
 
@@ -36,9 +35,9 @@ def move() -> int:
     waiting = PeriodicTask.objects.filter(clocked__isnull=False, one_off=True, enabled=True).select_related("clocked")
     moved = 0
     while entries := list(waiting.order_by("clocked__clocked_time")[:TOGETHER]):
-        with celery_rabbit_delay.batch(shop.app) as producer:
+        with celery_rabbit_delay.batch(shop.app):
             for entry in entries:
-                send(entry, producer)
+                send(entry)
         PeriodicTask.objects.filter(pk__in=[entry.pk for entry in entries]).update(enabled=False)
         moved += len(entries)
     PeriodicTasks.update_changed()  # so that a running beat reads the table again

@@ -122,7 +122,7 @@ def fill(shop: Shop, many: int, soonest: float = 1800) -> None:
     }
     dice = random.Random(7)
     shop.vhost.declare(*{queue for queue, _ in kinds.values()})
-    with celery_rabbit_delay.batch(shop.app) as producer:
+    with celery_rabbit_delay.batch(shop.app):
         for _ in range(many):
             [name] = dice.choices(list(kinds), [often for _, often in kinds.values()])
             delay = dice.choice([dice.expovariate(1 / 1500), dice.gauss(2400, 400), dice.uniform(0, 10 * 86_400)])
@@ -134,7 +134,6 @@ def fill(shop: Shop, many: int, soonest: float = 1800) -> None:
                 queue=kinds[name][0],
                 countdown=delay if delay > soonest else dice.uniform(soonest, 3600),
                 retries=dice.choice([0, 0, 0, 0, 0, 1]),
-                producer=producer,
             )
 
 

@@ -8,7 +8,6 @@ import signal
 
 import pytest
 
-from celery_rabbit_delay import InvalidDestination
 from tests.kit.wait import wait_until
 
 from .conftest import MakeShop, assert_nothing_went_wrong
@@ -40,7 +39,7 @@ def test_tasks_and_retries_stay_on_their_queue(
     assert_nothing_went_wrong(shop, worker)
 
 
-def test_a_broadcast_task_runs_once_on_each_worker_and_is_dropped_without_any_as_one_without_a_delay(
+def test_a_broadcast_task_runs_once_on_each_worker_and_waits_where_there_is_none(
     make_shop: MakeShop,
 ) -> None:
     """Celery declares no `Broadcast` before it publishes: only a worker that was up before knows what it is."""
@@ -56,7 +55,7 @@ def test_a_broadcast_task_runs_once_on_each_worker_and_is_dropped_without_any_as
     assert not [target for _, target, *_ in shop.vhost.bindings() - before if target.startswith("bcast")]
     for worker in workers:
         worker.stop()
-    for _ in range(40):
+    for _ in range(10):
         shop.send("note", "nobody", countdown=0.3, queue="news")
     shop.send("note", "ordinary", countdown=0.5)
     wait_until(lambda: shop.vhost.count("celery") == 1, "they are due")
@@ -64,7 +63,6 @@ def test_a_broadcast_task_runs_once_on_each_worker_and_is_dropped_without_any_as
     shop.send("note", "more news", countdown=0.3, queue="news")
     shop.wait_for(1, "more news")
     shop.wait_for(1, "ordinary")
-    assert not shop.runs("nobody")
     assert_nothing_went_wrong(shop, worker)
 
 
@@ -76,9 +74,6 @@ def test_an_exclusive_queue_is_reached_through_its_exchange(make_shop: MakeShop)
     shop.send("stubborn", 3, 0.1, exchange="own", routing_key="own")
     shop.wait_for(2 + 4)
     assert_nothing_went_wrong(shop, worker)
-    refused = pytest.raises(InvalidDestination, match=r"exclusive to another connection.*'own'")
-    with shop.app.producer_or_acquire() as producer, refused:
-        producer.publish("x", routing_key="own", headers={"x-delay": 300})
 
 
 def test_an_auto_delete_queue_that_comes_back_receives_what_waits_for_it(make_shop: MakeShop) -> None:

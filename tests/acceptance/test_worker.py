@@ -98,7 +98,7 @@ def test_an_auto_worker_without_the_permission_says_once_what_to_do_and_works(ma
         url = between.url(plain_celery_url(shop))
         worker = make_shop(broker_url=url).worker("-Q", "celery,celery@b,celery@c")
         before = worker.output()
-        refused = "This worker cannot create the cascade or bind it to 'celery', 'celery@b', 'celery@c'"
+        refused = "This worker cannot create the cascade or the outboxes of 'celery', 'celery@b', 'celery@c'"
         assert before.count(refused) == 1
         assert before.count("This worker does not know which tasks were cancelled") == 1
         assert before.count("grant the permission, see https://github.com") == 2

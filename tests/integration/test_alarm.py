@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 
@@ -14,11 +14,10 @@ from amqp.exceptions import AMQPError
 from kombu.exceptions import OperationalError
 
 from celery_rabbit_delay import scheduled
-from celery_rabbit_delay.amqp import event_loop, stream_consumer
+from celery_rabbit_delay.amqp import sender, stream_consumer
 from celery_rabbit_delay.amqp.connecting import closing, own_channel
 from celery_rabbit_delay.amqp.follower import Follower
 from celery_rabbit_delay.amqp.schedule import cancel
-from celery_rabbit_delay.amqp.schedule import scheduled as listed
 from celery_rabbit_delay.core import streams
 from tests.kit.broker import QUICK, Vhost, lead, own_node, publishing, take
 from tests.kit.commands import run
@@ -151,36 +150,19 @@ def test_an_alarm_is_an_error_within_the_time_that_was_set(vhost: Vhost, monkeyp
         assert set(bodies) <= {"small", "again", "after"}
 
 
-def test_an_event_loop_goes_on_and_its_messages_are_stored_once_when_the_alarm_ends(vhost: Vhost) -> None:
-    """Also those whose stream or outbox does not exist yet, for nothing of it can be created during an alarm."""
-    vhost.declare("q", "new")
-    timers: list[Callable[[], object]] = []
-    bodies = ["last that the broker takes", "waits", "for another queue", "waits, too"]
-
-    def run_timers() -> bool:
-        for call in [timers.pop() for _ in range(len(timers))]:
-            call()
-        return not timers
-
-    with vhost.connection(journal=0) as connection:
-        publish(connection, "first, before there is a stream")
-        vhost.delete_queue(streams.journal_for(vhost.cascade, 0.2).name)
-        connection.connection.sender.close()
+def test_in_an_event_loop_a_task_is_an_error_in_a_few_seconds(vhost: Vhost) -> None:
+    """Its worker has heartbeats to send."""
+    vhost.declare("q")
+    with vhost.connection(journal=None) as connection:
+        publish(connection, "before")
         with alarm(vhost.broker.node):
-            event_loop.enter(lambda seconds, call: timers.append(call))
+            sender.limit_this_thread(1)
             try:
-                for body in bodies:
-                    message = Message(body, application_headers={"x-delay": 20_000, "id": body, "task": "t"})
-                    with soon():
-                        connection.default_channel.basic_publish(message, "", "new" if "another" in body else "q")
-                    run_timers()
+                with suppress(TimeoutError):
+                    publish(connection, "RabbitMQ may take this one")
+                with soon(), pytest.raises(TimeoutError, match="does an alarm block publishers"):
+                    publish(connection, "meanwhile")
             finally:
-                event_loop.leave()
-            assert timers
-        wait_until(run_timers, "the broker has confirmed all")
-        assert sorted(one.id for one in listed(connection)) == sorted(bodies), "each has a record"
-        arrived = [
-            message.body for queue, amount in (("q", 4), ("new", 1)) for message in take(connection, queue, amount)
-        ]
-        assert sorted(arrived) == sorted(["first, before there is a stream", *bodies])
-        assert vhost.count("q") == vhost.count("new") == 0
+                sender.limit_this_thread(None)
+        wait_until(partial(publishes, connection, "after"), "it publishes again")
+        assert {message.body for message in take(connection, "q", 2)} >= {"before"}

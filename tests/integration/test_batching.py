@@ -1,18 +1,18 @@
-"""Delayed messages that share round trips: `celery_rabbit_delay.batch`, and `Producer.batch` of Kombu 5.7."""
+"""Delayed messages that share round trips: `celery_rabbit_delay.batch`."""
 
 from __future__ import annotations
 
+import threading
 import time
 from typing import Any
 
-import kombu
 import pytest
-from amqp.exceptions import RecoverableConnectionError
 from celery import Celery, group
 from celery.exceptions import SoftTimeLimitExceeded
 
 import celery_rabbit_delay
 from celery_rabbit_delay import BatchFailed, MessageRefused, NotPermitted, UnsupportedConfiguration
+from celery_rabbit_delay.amqp import batch
 from celery_rabbit_delay.amqp.confirms import ConfirmedChannel
 from celery_rabbit_delay.amqp.limited import LimitedConnection
 from tests.kit.broker import Vhost
@@ -31,12 +31,6 @@ class Oops(Exception):
     pass
 
 
-def lose(connection: kombu.Connection) -> None:
-    """Lose the connection that sends what another one delays."""
-    with connection.connection.sender.turn(60) as amqp:
-        amqp.transport.sock.close()
-
-
 def names(messages: list[Any]) -> list[int]:
     return [message.payload[0][0] for message in messages]
 
@@ -44,9 +38,9 @@ def names(messages: list[Any]) -> list[int]:
 def test_tasks_of_a_batch_are_stored_when_the_block_ends_and_none_is_early(vhost: Vhost, make_app: MakeApp) -> None:
     app = make_app()
     sent = time.time()
-    with celery_rabbit_delay.batch(app, max_size=100) as producer:
+    with celery_rabbit_delay.batch(app, max_size=100):
         for n in range(AMOUNT):
-            app.send_task("t", (n,), countdown=3, producer=producer)
+            app.send_task("t", (n,), countdown=3)
     app.close()  # nothing is left to be sent
     messages = vhost.take("celery", AMOUNT)
     assert time.time() >= sent + 3
@@ -57,11 +51,11 @@ def test_a_batch_waits_for_no_answer_before_its_end(vhost: Vhost, make_app: Make
     with proxy(vhost.broker.node.port) as between:
         app = make_app(broker_url=between.url(vhost.url("amqp")))
         app.send_task("t", (-1,), countdown=2)  # connects and declares
-        with celery_rabbit_delay.batch(app) as producer:
+        with celery_rabbit_delay.batch(app):
             between.flowing.clear()
             try:
                 for n in range(100):
-                    app.send_task("t", (n,), countdown=0.5, producer=producer)
+                    app.send_task("t", (n,), countdown=0.5)
             finally:
                 between.flowing.set()
     assert len(vhost.take("celery", 101)) == 101
@@ -79,17 +73,17 @@ def test_a_batch_waits_when_so_many_messages_are_unanswered(
         return sent
 
     monkeypatch.setattr(ConfirmedChannel, "send", counting)
-    with celery_rabbit_delay.batch(app, max_size=10) as producer:
+    with celery_rabbit_delay.batch(app, max_size=10):
         for n in range(40):
-            app.send_task("t", (n,), countdown=0.5, producer=producer)
+            app.send_task("t", (n,), countdown=0.5)
     assert max(most) <= 10
     assert len(vhost.take("celery", 40)) == 40
 
 
 def test_a_group_may_be_a_batch(vhost: Vhost, make_app: MakeApp) -> None:
     app = make_app()
-    with celery_rabbit_delay.batch(app) as producer:
-        group(app.signature("another", (n,)) for n in range(50)).apply_async(countdown=0.3, producer=producer)
+    with celery_rabbit_delay.batch(app):
+        group(app.signature("another", (n,)) for n in range(50)).apply_async(countdown=0.3)
     assert sorted(names(vhost.take("celery", 50))) == list(range(50))
 
 
@@ -97,8 +91,8 @@ def test_all_that_was_sent_before_an_error_in_the_block_is_sent(vhost: Vhost, ma
     app = make_app()
 
     def send() -> None:
-        with celery_rabbit_delay.batch(app) as producer:
-            app.send_task("t", (0,), countdown=0.2, producer=producer)
+        with celery_rabbit_delay.batch(app):
+            app.send_task("t", (0,), countdown=0.2)
             raise Oops
 
     with pytest.raises(Oops):
@@ -106,30 +100,29 @@ def test_all_that_was_sent_before_an_error_in_the_block_is_sent(vhost: Vhost, ma
     assert names(vhost.take("celery", 1)) == [0]
 
 
-@pytest.mark.parametrize("same", [True, False], ids=["of the same producer", "of the same app"])
-def test_a_nested_batch_does_not_end_the_outer_one(vhost: Vhost, make_app: MakeApp, same: bool) -> None:
+def test_a_nested_batch_does_not_end_the_outer_one(vhost: Vhost, make_app: MakeApp) -> None:
     app = make_app()
-    with celery_rabbit_delay.batch(app) as producer:
-        app.send_task("t", (0,), countdown=0.5, producer=producer)
-        with celery_rabbit_delay.batch(producer if same else app) as inner:
-            app.send_task("t", (1,), countdown=0.5, producer=inner)
-        app.send_task("t", (2,), countdown=0.5, producer=producer)
+    with celery_rabbit_delay.batch(app):
+        app.send_task("t", (0,), countdown=0.5)
+        with celery_rabbit_delay.batch(app):
+            app.send_task("t", (1,), countdown=0.5)
+        app.send_task("t", (2,), countdown=0.5)
     assert sorted(names(vhost.take("celery", 3))) == [0, 1, 2]
 
 
 def test_messages_of_all_priorities_and_for_several_queues_share_a_batch(vhost: Vhost, make_app: MakeApp) -> None:
     app = make_app()
-    with celery_rabbit_delay.batch(app) as producer:
+    with celery_rabbit_delay.batch(app):
         for n in range(20):
             options = {"queue": f"q{n % 3}", "priority": n % 10, "countdown": 0.2 + n / 100}
-            app.send_task("t", (n,), producer=producer, **options)
+            app.send_task("t", (n,), **options)
     assert sorted(n for q in range(3) for n in names(vhost.take(f"q{q}", 7 - q // 2))) == list(range(20))
 
 
 def test_a_message_without_a_delay_is_sent_at_once(vhost: Vhost, make_app: MakeApp) -> None:
     app = make_app()
-    with celery_rabbit_delay.batch(app) as producer:
-        app.send_task("t", (1,), producer=producer)
+    with celery_rabbit_delay.batch(app):
+        app.send_task("t", (1,))
         assert names(vhost.take("celery", 1)) == [1]
 
 
@@ -137,31 +130,71 @@ def test_a_message_without_a_delay_is_sent_at_once(vhost: Vhost, make_app: MakeA
 def test_a_message_that_waited_in_the_batch_is_not_later_for_it(vhost: Vhost, make_app: MakeApp) -> None:
     app = make_app()
     app.send_task("t", (-1,), countdown=2)  # declares
-    with celery_rabbit_delay.batch(app) as producer:
+    with celery_rabbit_delay.batch(app):
         sent = time.time()
-        app.send_task("t", (0,), countdown=4, producer=producer)
+        app.send_task("t", (0,), countdown=4)
         time.sleep(2)
     vhost.take("celery", 2)
     assert 4 <= time.time() - sent < 5.5
 
 
-@pytest.mark.own_vhost
-def test_a_connection_lost_in_a_batch_is_made_again(vhost: Vhost, make_app: MakeApp) -> None:
+@pytest.mark.parametrize("at", [2, 9])
+def test_a_connection_lost_in_a_batch_fails_with_the_ids_of_what_may_not_be_stored(
+    vhost: Vhost, make_app: MakeApp, at: int
+) -> None:
+    ids = []
+    with proxy(vhost.broker.node.port) as between:
+        app = make_app(broker_url=between.url(vhost.url("amqp")))
+        app.send_task("t", (-1,), countdown=1)
+
+        def send() -> None:
+            with celery_rabbit_delay.batch(app):
+                between.flowing.clear()
+                for n in range(10):
+                    ids.append(app.send_task("t", (n,), countdown=1).id)
+                    if n == at:
+                        between.cut()
+                        between.flowing.set()
+
+        with pytest.raises(BatchFailed) as failed:
+            send()
+        app.close()
     app = make_app()
-    app.send_task("t", (-1,), countdown=2)
-    with celery_rabbit_delay.batch(app) as producer:
-        for n in range(10):
-            app.send_task("t", (n,), countdown=0.5, producer=producer)
-        lose(producer.connection)
-    with celery_rabbit_delay.batch(app, max_size=5) as producer:
-        for n in range(10, 20):
-            app.send_task("t", (n,), countdown=0.5, producer=producer)
-            if n == 12:
-                lose(producer.connection)
+    assert failed.value.ids == ids[: at + 1]
+    with celery_rabbit_delay.batch(app):
+        for n, id_ in enumerate(ids):
+            if id_ in failed.value.ids:
+                app.send_task("t", (n,), task_id=id_, countdown=1)
     arrived: set[int] = set()
-    while len(arrived) < 21:  # some come twice: the broker had stored them, and its confirm was lost
+    while len(arrived) < 11:  # some come twice: the broker had stored them, and its confirm was lost
         arrived |= set(names(vhost.take("celery", 1)))
-    assert arrived == set(range(-1, 20))
+    assert arrived == set(range(-1, 10))
+
+
+@pytest.mark.parametrize("limit", [1, None], ids=["a pool of one connection", "no limit"])
+def test_what_a_thread_publishes_through_the_pool_of_the_app_belongs_to_its_batch_and_nothing_else_does(
+    vhost: Vhost, make_app: MakeApp, limit: int | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    app = make_app(broker_pool_limit=limit)
+    app.send_task("t", (-1,), countdown=1)
+    with celery_rabbit_delay.batch(app):
+        app.signature("another", (0,)).apply_async(countdown=1)
+        group(app.signature("another", (n,)) for n in (1, 2)).apply_async(countdown=1)
+        assert collected() == 3
+        other = threading.Thread(target=app.send_task, args=("t", (3,)), kwargs={"countdown": 1})
+        other.start()
+        other.join()
+        assert collected() == 3
+    assert not caplog.records
+    with celery_rabbit_delay.batch(app):
+        app.send_task("t", (4,))
+    assert "has collected nothing" in caplog.text
+    assert sorted(names(vhost.take("celery", 6))) == list(range(-1, 5))
+
+
+def collected() -> int:
+    found = batch.current()
+    return found.amount if found else 0
 
 
 def test_a_cascade_that_was_damaged_meanwhile_is_repaired(vhost: Vhost, make_app: MakeApp) -> None:
@@ -176,20 +209,16 @@ def test_a_cascade_that_was_damaged_meanwhile_is_repaired(vhost: Vhost, make_app
     vhost.take("celery", 1)
     for level in vhost.cascade.levels:
         vhost.delete_queue(level.queue)
-    with celery_rabbit_delay.batch(app) as producer:
+    with celery_rabbit_delay.batch(app):
         for n in range(15):
-            app.send_task("t", (n,), countdown=1 + n % 2 / 3, producer=producer)  # through levels, and past them
+            app.send_task("t", (n,), countdown=1 + n % 2 / 3)  # through levels, and past them
     take_all()
     for exchange in (vhost.cascade.ingest, vhost.cascade.outbox_ingest):
         vhost.delete_exchange(exchange)
-        with celery_rabbit_delay.batch(app) as producer:
+        with celery_rabbit_delay.batch(app):
             for n in range(15):
-                app.send_task("t", (n,), countdown=1 + n % 2 / 3, producer=producer)
+                app.send_task("t", (n,), countdown=1 + n % 2 / 3)
         take_all()
-
-
-def lost(*args: Any) -> None:
-    raise RecoverableConnectionError("lost")
 
 
 def test_an_error_names_the_tasks_that_are_not_stored(vhost: Vhost, make_app: MakeApp) -> None:
@@ -199,9 +228,9 @@ def test_an_error_names_the_tasks_that_are_not_stored(vhost: Vhost, make_app: Ma
         ids: list[str] = []
 
         def send() -> None:
-            with celery_rabbit_delay.batch(app) as producer:
+            with celery_rabbit_delay.batch(app):
                 between.flowing.clear()
-                ids.extend(app.send_task("t", (n,), countdown=0.5, producer=producer).id for n in range(2))
+                ids.extend(app.send_task("t", (n,), countdown=0.5).id for n in range(2))
 
         try:
             with pytest.raises(BatchFailed) as failed:
@@ -226,10 +255,10 @@ def test_a_message_that_the_broker_refuses_hinders_no_other_one(
     app, ids = make_app({"journal": 0}), []
 
     def send() -> None:
-        with celery_rabbit_delay.batch(app) as producer:
+        with celery_rabbit_delay.batch(app):
             for n in range(3):
                 more = wrong if n == place else {}
-                ids.append(app.send_task("t", (n,), countdown=60, producer=producer, **more).id)
+                ids.append(app.send_task("t", (n,), countdown=60, **more).id)
 
     with pytest.raises(BatchFailed, match="RabbitMQ refuses this message") as failed:
         send()
@@ -254,8 +283,8 @@ def test_what_the_broker_refuses_is_sent_once_and_not_listed(
 def test_a_refusal_of_the_broker_is_an_error_where_the_task_is_sent(vhost: Vhost, make_app: MakeApp) -> None:
     user = vhost.user("^celery$", "^celery$", "^celery$")
     app = make_app(broker_url=vhost.url("amqp", user))
-    with pytest.raises(NotPermitted), celery_rabbit_delay.batch(app) as producer:
-        app.send_task("t", (0,), countdown=1, producer=producer)
+    with pytest.raises(NotPermitted), celery_rabbit_delay.batch(app):
+        app.send_task("t", (0,), countdown=1)
 
 
 def test_an_interrupt_while_a_batch_is_sent_stays_one(
@@ -267,59 +296,11 @@ def test_an_interrupt_while_a_batch_is_sent_stays_one(
         raise SoftTimeLimitExceeded
 
     monkeypatch.setattr(LimitedConnection, "wait_until", interrupted)
-    with pytest.raises(SoftTimeLimitExceeded), celery_rabbit_delay.batch(app) as producer:
-        app.send_task("t", countdown=30, producer=producer)
+    with pytest.raises(SoftTimeLimitExceeded), celery_rabbit_delay.batch(app):
+        app.send_task("t", countdown=30)
 
 
 def test_a_batch_needs_install() -> None:
     app = Celery("plain", broker="memory://", set_as_current=False)
     with pytest.raises(UnsupportedConfiguration, match="install"), celery_rabbit_delay.batch(app):
         pass
-
-
-@pytest.mark.skipif(not hasattr(kombu.Producer, "batch"), reason="Producer.batch came with Kombu 5.7")
-class TestOfKombu:
-    def test_kombus_batch_shares_round_trips(self, vhost: Vhost) -> None:
-        vhost.declare("q")
-        with vhost.connection() as connection:
-            producer = connection.Producer()
-            assert producer.supports_batch_publish
-            with producer.batch(max_size=4) as batch:
-                for n in range(10):
-                    producer.publish(n, routing_key="q", headers={"x-delay": 200})
-                batch.flush()
-                for n in range(10, 13):
-                    producer.publish(n, routing_key="q", headers={"x-delay": 200})
-        assert sorted(message.payload for message in vhost.take("q", 13)) == list(range(13))
-
-    def test_an_error_discards_what_is_not_flushed(self, vhost: Vhost) -> None:
-        vhost.declare("q")
-        with vhost.connection() as connection:
-            producer = connection.Producer()
-
-            def send() -> None:
-                with producer.batch() as batch:
-                    producer.publish(1, routing_key="q", headers={"x-delay": 100})
-                    batch.flush()
-                    producer.publish(2, routing_key="q", headers={"x-delay": 100})
-                    raise Oops
-
-            with pytest.raises(Oops):
-                send()
-            producer.publish(3, routing_key="q", headers={"x-delay": 200})
-        assert sorted(message.payload for message in vhost.take("q", 2)) == [1, 3]
-
-    def test_a_failed_batch_raises_kombus_error(self, vhost: Vhost, monkeypatch: pytest.MonkeyPatch) -> None:
-        vhost.declare("q")
-        with vhost.connection() as connection:
-            producer = connection.Producer()
-            producer.publish(0, routing_key="q", headers={"x-delay": 100})
-
-            def send() -> None:
-                with producer.batch():
-                    producer.publish(1, routing_key="q", headers={"x-delay": 100}, correlation_id="one")
-                    monkeypatch.setattr(LimitedConnection, "wait_until", lost)
-
-            with pytest.raises(kombu.exceptions.BatchPublishError) as failed:
-                send()
-            assert failed.value.ids == ["one"]

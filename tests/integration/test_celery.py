@@ -84,7 +84,7 @@ def ticks_of(message: Any) -> int:
     """Return for how many ticks of 10 ms the levels and the outbox of a raw message hold it."""
     key = message.delivery_info["routing_key"]
     levels = [int(word[1:]) for word in key.split(".") if word.startswith("^")]
-    addresses = filter(None, map(read, [key, *message.headers["CC"]]))
+    addresses = filter(None, map(read, [key, *message.headers.get("CC", ())]))
     return sum(1 << power for power in levels) + sum(address.delay for address in addresses) // 10
 
 
@@ -94,15 +94,15 @@ def test_a_countdown_of_any_size_is_exact(vhost: Vhost, make_app: MakeApp, conf:
     with app.connection_for_write() as connection:
         connection.connect()
         app.amqp.queues["celery"](connection.default_channel).declare()
-        for countdown in (0.05, 0.5, 1, 99.9):
+        for countdown in (20.05, 30.5, 60, 99.9):
             lead(connection, "celery", delays=[countdown])
             with freeze_time(NOW):
                 app.tasks["t"].apply_async(countdown=countdown, connection=connection)
             [message] = waiting(vhost, 1, "celery")
             wanted = countdown * 100  # ticks of 10 ms
             assert wanted <= ticks_of(message) <= wanted + 1 + wanted * 0.001, countdown
-            if countdown == 1:
-                assert message.delivery_info["routing_key"] == "@.1s.+celery"
+            if countdown == 60:
+                assert message.delivery_info["routing_key"] == "@.60s.+celery"
 
 
 @pytest.mark.own_vhost
@@ -143,22 +143,22 @@ def test_a_task_for_a_queue_that_does_not_exist_is_an_error_unless_celery_create
 
 
 @pytest.mark.parametrize(
-    ("options", "exchange", "key", "queue", "addresses"),
+    ("options", "exchange", "key", "queue", "cc"),
     [
-        ({}, "", "celery", "celery", ["@.+celery", "@.=+celery"]),
-        ({"queue": "mail"}, "", "mail", "mail", ["@.+mail", "@.=+mail"]),
+        ({}, "", "celery", "celery", ["@.+celery"]),
+        ({"queue": "mail"}, "", "mail", "mail", ["@.+mail"]),
         (
             {"routing_key": "mail.urgent", "exchange": "mails"},
             "mails",
             "mail.urgent",
             "urgent",
-            ["@.mails+", "@.=mails+"],
+            ["@.mails+", "mail.urgent"],
         ),
-        ({"queue": "urgent"}, "mails", "mail.urgent", "urgent", ["@.mails+mail%2Eurgent", "@.=mails+"]),
+        ({"queue": "urgent"}, "mails", "mail.urgent", "urgent", ["@.mails+mail%2Eurgent"]),
     ],
 )
 def test_a_task_goes_to_the_queue_or_the_exchange_it_was_sent_to(
-    vhost: Vhost, make_app: MakeApp, options: Any, exchange: str, key: str, queue: str, addresses: list[str]
+    vhost: Vhost, make_app: MakeApp, options: Any, exchange: str, key: str, queue: str, cc: list[str]
 ) -> None:
     mails = kombu.Exchange("mails", "topic")
     queues = [kombu.Queue("celery"), kombu.Queue("urgent", mails, routing_key="mail.urgent")]
@@ -167,9 +167,8 @@ def test_a_task_goes_to_the_queue_or_the_exchange_it_was_sent_to(
         queues[1](connection.default_channel).declare()
     app.send_task("t", countdown=3, **options)
     [message] = vhost.take(queue, 1)
-    assert message.headers[HEADER]["exchange"] == exchange
-    assert message.headers["CC"] == [key, *addresses]
-    assert 0 < ticks_of(message) <= 301
+    assert (message.headers[HEADER]["exchange"], message.headers[HEADER]["routing_key"]) == (exchange, key)
+    assert message.headers.get("CC", cc) == cc, "RabbitMQ before 4.0 removes it from what has reached a queue"
 
 
 @pytest.mark.own_vhost
@@ -246,9 +245,9 @@ def test_a_consumer_goes_on_where_it_cannot_create_the_cascade(
     def refuse(sender: Sender, destination: Any) -> None:
         raise error
 
-    monkeypatch.setattr(Sender, "lead_back", refuse)
+    monkeypatch.setattr(Sender, "lead_to", refuse)
     queue = f"q{time.time_ns()}"  # a process says it once of each queue
     app = make_app(task_default_queue=queue)
     with app.connection_for_read() as connection, caplog.at_level(logging.WARNING):
         app.amqp.TaskConsumer(connection.default_channel).consume()
-    assert f"This worker cannot create the cascade or bind it to '{queue}'" in caplog.text
+    assert f"This worker cannot create the cascade or the outboxes of '{queue}'" in caplog.text

@@ -112,7 +112,7 @@ def test_a_cut_between_publish_and_confirm_is_a_connection_error_and_retry_sends
 
 
 @pytest.mark.leaves_orphans
-@pytest.mark.parametrize("deleted", [["exit"], ["exit", "marker"]], ids=str)
+@pytest.mark.parametrize("deleted", [["outbox_ingest"], ["ingest", "marker"]], ids=str)
 def test_what_is_sent_after_the_cascade_was_declared_again_is_confirmed(vhost: Vhost, deleted: list[str]) -> None:
     vhost.declare("q", "r")
     with vhost.connection(confirm_timeout=5) as connection:

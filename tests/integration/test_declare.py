@@ -12,17 +12,17 @@ import kombu
 import pytest
 from amqp.exceptions import NotFound
 
-from celery_rabbit_delay import CascadeConflict, CascadeMissing, NotRouted, operate
+from celery_rabbit_delay import CascadeConflict, CascadeMissing, NotRouted, Options, operate
 from celery_rabbit_delay.amqp import declare, publisher
 from celery_rabbit_delay.amqp.confirms import Confirm, NotStored
 from celery_rabbit_delay.core.destination import Destination
 from celery_rabbit_delay.operate.verify import probe
 from tests.kit.abilities import Ability
-from tests.kit.broker import QUICK, Vhost, own_node, publish, take, waiting_for_queues
+from tests.kit.broker import QUICK, Vhost, as_another_process, own_node, publish, take, waiting_for_queues
 from tests.kit.frames import frames
 from tests.kit.wait import wait_until
 
-Q = Destination("", ("q",))
+Q = Destination("", "q")
 
 
 @pytest.fixture
@@ -37,29 +37,42 @@ def test_the_broker_holds_just_what_the_topology_says(vhost: Vhost, q: str) -> N
     exchanges = {e.name: e for e in cascade.exchanges()}
     queues = {queue.name: queue for queue in cascade.queues()}
     assert vhost.names("exchanges") == sorted(exchanges)
-    outbox = cascade.outbox(Q)
-    assert vhost.names("queues") == sorted([*queues, outbox.name, "q"])
-    assert vhost.arguments("queues", outbox.name) == outbox.arguments
+    ticks = (*Options(**QUICK).combined, 0)
+    outboxes = {outbox.name: outbox for outbox in (cascade.outbox(Q, one) for one in ticks)}
+    assert vhost.names("queues") == sorted([*queues, *outboxes, "q"])
+    for name, outbox in outboxes.items():
+        assert vhost.arguments("queues", name) == outbox.arguments
+        assert vhost.arguments("queues", name)["x-dead-letter-routing-key"] == "q"
     for name, exchange in exchanges.items():
         assert vhost.arguments("exchanges", name) == exchange.arguments
     for name, queue in queues.items():
         assert vhost.arguments("queues", name) == queue.arguments
     declared = {(b.source, b.destination, b.destination_type, b.routing_key) for b in cascade.bindings()}
-    led = {(cascade.done, outbox.name, "queue", "@.+q"), (cascade.exit, "q", "queue", "@.=+q")}
+    led = {
+        (b.source, b.destination, b.destination_type, b.routing_key)
+        for t in ticks
+        for b in cascade.outbox_bindings(Q, t)
+    }
     assert vhost.bindings() == declared | led
+    assert not [one for one in vhost.bindings() if one[1] == "q"], "nothing is bound to the user's queue"
 
 
 @pytest.mark.shared_vhost
-def test_an_existing_cascade_costs_one_round_trip_besides_the_channels(vhost: Vhost, q: str) -> None:
+def test_an_existing_cascade_costs_three_round_trips_once_in_a_process(vhost: Vhost, q: str) -> None:
     vhost.publish_one()
+    as_another_process()
     with vhost.connection() as connection:
         connection.default_channel  # noqa: B018
         with frames(connection) as (sent, received):
             connection.Producer().publish("x", routing_key="q", headers={"x-delay": 20})
-    declared = [(40, 10), (50, 20), (50, 10), (50, 20)]  # marker, exit, outbox, done
-    assert sent == [(20, 10), *declared, (20, 10), (85, 10), (60, 40)]
-    # Besides two channels, only the last binding and the message are waited for.
-    assert received == [(20, 11), (50, 21), (20, 11), (60, 80)]
+    # The marker, the queue, and the bindings of its outboxes, of which only the last is waited for.
+    assert [sent[0], *sent[-3:]] == [(20, 10), (20, 10), (85, 10), (60, 40)]
+    assert received == [(20, 11), (40, 11), (50, 11), (50, 21), (20, 11), (60, 80)]
+    with vhost.connection() as connection:
+        connection.default_channel  # noqa: B018
+        with frames(connection) as (sent, received):
+            connection.Producer().publish("x", routing_key="q", headers={"x-delay": 20})
+    assert sent == [(20, 10), (85, 10), (60, 40)], "another connection of the process knows it all"
 
 
 def test_declaring_half_a_cascade_again_completes_it(vhost: Vhost, q: str) -> None:
@@ -68,6 +81,7 @@ def test_declaring_half_a_cascade_again_completes_it(vhost: Vhost, q: str) -> No
     vhost.delete_exchange(cascade.marker)
     vhost.delete_queue(cascade.levels[3].queue)
     vhost.delete_exchange(cascade.levels[5].done)
+    as_another_process()
     vhost.publish_one()
     assert {
         (b.source, b.destination, b.destination_type, b.routing_key) for b in cascade.bindings()
@@ -94,6 +108,7 @@ def test_a_queue_that_is_just_being_created_is_no_error(vhost: Vhost, q: str, mo
         pytest.skip("RabbitMQ keeps queues in one table, with Khepri")
     vhost.publish_one()
     vhost.delete_exchange(vhost.cascade.marker)
+    as_another_process()
     name = f'Name = rabbit_misc:r(<<"{vhost.name}">>, queue, <<"{vhost.cascade.levels[3].queue}">>),'
     node.ctl("eval", f"{name} ok = mnesia:dirty_delete(rabbit_queue, Name).")
     declare_exchange = declare.declare_exchange
@@ -182,6 +197,7 @@ def test_passive_creates_nothing_uses_what_is_there_and_says_what_is_missing_and
     assert len(vhost.take("q", 3)) == 3
     vhost.delete_queue(vhost.cascade.levels[4].queue)
     vhost.delete_exchange(vhost.cascade.marker)
+    as_another_process()
     with pytest.raises(CascadeMissing, match=rf"lacks {root}\.ingest\.14, {root}\.delay\.160"):
         vhost.publish_one(declare="passive")
     with pytest.raises(CascadeMissing, match=rf"lacks .*{root}\.ingest\.14"):  # it may see no more than ingest
@@ -256,11 +272,11 @@ def interrupt(connection: kombu.Connection, queues: int) -> None:
 def test_a_teardown_that_is_interrupted_again_and_again_removes_everything_in_the_end(vhost: Vhost) -> None:
     """Also what only a process with a larger `max_delay` has declared."""
     vhost.declare("q")
-    destinations = [Destination("", ("q",))]
+    destinations = [Destination("", "q")]
     with vhost.connection(outboxes=()) as connection:
-        operate.setup(connection, operate.cascades(connection, True), destinations)
-        for priority in (0, 9):
-            publish(connection, 60, "q", priority=priority)
+        operate.setup(connection, operate.cascades(connection), destinations)
+        for _ in range(2):
+            publish(connection, 60, "q")
     levels = {name for name in vhost.names("queues") if ".delay." in name}
     interrupted, finished = 0, False
     while not finished:
@@ -268,7 +284,7 @@ def test_a_teardown_that_is_interrupted_again_and_again_removes_everything_in_th
             if levels <= {*vhost.names("queues")}:
                 status = operate.status(connection, destinations)
                 assert status.waiting == 2
-            interrupt(connection, 10)
+            interrupt(connection, 5)
             try:
                 operate.teardown(connection, destinations, delete_messages=True)
                 finished = True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import uuid
 from contextlib import suppress
 from typing import Any
 
@@ -13,7 +14,6 @@ from amqp.exceptions import NotFound
 
 from celery_rabbit_delay import InvalidDestination, MessageRefused
 from celery_rabbit_delay.core.destination import Destination
-from celery_rabbit_delay.core.headers import HEADER
 from tests.kit.abilities import Ability
 from tests.kit.broker import QUICK, REFUSING, Vhost, ensure, lead, take
 from tests.kit.commands import management, run
@@ -30,24 +30,19 @@ REPLY = "reply-550e8400-e29b-41d4-a716-446655440000"
 @pytest.mark.long
 @pytest.mark.own_vhost
 def test_verify_names_each_binding_that_takes_copies_of_the_tasks_of_others(vhost: Vhost) -> None:
-    long, longer = "x" * 230, "y" * 255
-    vhost.declare("stranger", "q", long, longer, REPLY, "amq_gen")
+    long = "x" * 180
+    vhost.declare("stranger", "q", long, REPLY)
     vhost.declare("p", exchange="orders")
     vhost.declare(exchange="news", kind="fanout")
     destinations = [
-        *(Destination("", (queue,)) for queue in ("q", long, longer)),
-        *(Destination("", (queue,), short_lived=True) for queue in ("amq_gen", REPLY)),
-        Destination("", (REPLY,)),
-        Destination("", ("p", "q")),
+        *(Destination("", queue) for queue in ("q", long, REPLY)),
         Destination("orders"),
-        Destination("orders", key="p"),
-        Destination("orders", key=longer),
-        Destination("news", fanout=True),
+        Destination("orders", "p"),
+        Destination("news"),
     ]
     with vhost.connection() as connection:
         for destination in destinations:
-            for priority in (0, 9):
-                ensure(connection, destination, priority=priority)
+            ensure(connection, destination)
         for queue in ("q", long):
             lead(connection, queue, delays=[1, 60])
     verified = run(vhost.url("amqp"), "verify", *management(vhost))
@@ -55,14 +50,10 @@ def test_verify_names_each_binding_that_takes_copies_of_the_tasks_of_others(vhos
     cascade = vhost.cascade
     strays = [
         (cascade.done, "stranger", "@.+q"),
-        (cascade.done, "stranger", "@.!" + 64 * "0"),
         (cascade.done, "stranger", "@.60s.+q"),
         (cascade.outbox_ingest, "stranger", "@.60s.+q"),
         (cascade.outbox_ingest, f"{cascade.root}.out.+q", "@.60s.+q"),  # it would be there at once
-        (cascade.exit, "stranger", "@.=+q"),
-        (cascade.exit, "stranger", "q"),  # the key that its publisher has sent it with
-        (cascade.exit, cascade.discard, "@.=+q"),
-        (cascade.short_lived_exit, "stranger", "@.short-lived"),
+        (cascade.done, "stranger", "@.short-lived"),
         (cascade.done, f"{cascade.root}.out.+q", "@.orders+"),
         (cascade.behind_ingest, "stranger", "@.#"),
         (f"{cascade.root}.delay.80.done", "stranger", "@.#.^3.^2.#"),
@@ -105,7 +96,6 @@ def test_a_queue_that_is_full_stops_only_its_own_messages(vhost: Vhost, kind: st
             wait_until(lambda: stuck(vhost) == {outbox: rest}, "they are stuck where they waited")
 
 
-@pytest.mark.leaves_orphans
 @pytest.mark.parametrize("how", ["missing", "unbound", "moved to another exchange"])
 def test_a_destination_that_is_gone_stops_only_its_own_messages_in_outboxes_that_delay(vhost: Vhost, how: str) -> None:
     exchange = "" if how == "missing" else "orders"
@@ -122,14 +112,9 @@ def test_a_destination_that_is_gone_stops_only_its_own_messages_in_outboxes_that
         for n in range(5):
             producer.publish(n, routing_key="good", headers={"x-delay": 3000})
         assert len(take(connection, "good", 5)) == 5
-    cascade = vhost.cascade
-    if how == "unbound":
-        wait_until(lambda: sum(stuck(vhost).values()) == 40, "they stay in the outboxes of their destination")
-        # This connection does not know the key. The first message may have waited for its outbox to be created.
-        assert f"{cascade.root}.out.3s.orders+" in stuck(vhost)
-        assert all(name.endswith(".orders+") for name in stuck(vhost))
-    else:
-        wait_until(lambda: vhost.count(cascade.orphans) == 40, "they are orphans")
+    wait_until(lambda: sum(stuck(vhost).values()) == 40, "they stay in the outboxes of their destination")
+    # This connection does not know the key. The first message may have waited for its outbox to be created.
+    assert all(name.endswith(f".{exchange}+{'' if exchange else 'gone'}") for name in stuck(vhost))
 
 
 @pytest.mark.parametrize("declared", [True, False], ids=["declared here", "unknown here"])
@@ -165,67 +150,6 @@ def test_a_key_that_somebody_made_up_blocks_no_level(vhost: Vhost, forged_key: s
         for delay in (10, 20, 40, 80, 160, 5120 + 80):
             producer.publish(delay, routing_key="q", headers={"x-delay": delay})
         assert len(take(connection, "q", 6)) == 6
-
-
-@pytest.mark.leaves_orphans
-def test_an_address_that_somebody_made_up_blocks_no_outbox(vhost: Vhost) -> None:
-    """What an outbox hands on without the address of a destination becomes an orphan."""
-    vhost.declare("q")
-    cascade, orphans = vhost.cascade, 0
-    forged: list[tuple[str, str, list[str]]] = [
-        (cascade.outbox_ingest, "@.1s.+q", []),
-        (cascade.outbox_ingest, "@.1s.+q", ["@.=+nowhere", "@.1s.+nowhere"]),
-        (cascade.ingest, "@.^3", ["@.1s.+q"]),
-    ]
-    with vhost.connection() as connection, vhost.plain() as forger:
-        lead(connection, "q", delays=[1])
-        for entry, key, cc in forged:
-            for _ in range(40):
-                forger.default_channel.basic_publish(Message("forged", application_headers={"CC": cc}), entry, key)
-            orphans += 40
-            wait_until(lambda orphans=orphans: vhost.count(cascade.orphans) == orphans, "the forged ones are orphans")  # type: ignore[misc]
-            connection.Producer().publish("x", routing_key="q", headers={"x-delay": 1000})
-            assert [message.payload for message in take(connection, "q", 1)] == ["x"]
-
-
-@pytest.mark.leaves_orphans
-def test_what_somebody_sends_an_exchange_by_way_of_short_lived_queues_does_not_stop_these(vhost: Vhost) -> None:
-    vhost.declare("new", exchange="orders")
-    vhost.declare(REPLY)
-    with vhost.connection() as connection:
-        producer = connection.Producer()
-        producer.publish("x", exchange="orders", routing_key="new", headers=SOON)
-        producer.publish("y", routing_key=REPLY, headers=SOON)
-        take(connection, ["new", REPLY], 2)
-        with vhost.plain() as forger:
-            forged = Message("forged", application_headers={"CC": ["no such key", "@.short-lived", "@.=orders+"]})
-            for _ in range(40):
-                forger.default_channel.basic_publish(forged, vhost.cascade.ingest, "@.^3")
-        wait_until(lambda: vhost.count(vhost.cascade.orphans) == 40, "the forged ones are orphans")
-        producer.publish("z", routing_key=REPLY, headers=SOON)
-        assert len(take(connection, REPLY, 1)) == 1
-
-
-def test_a_made_up_destination_does_not_steer_where_a_retry_goes(vhost: Vhost) -> None:
-    """A retry is published to what `delivery_info` says."""
-    vhost.declare("q", "secret", exchange="admin")
-    with vhost.connection() as connection:
-        connection.Producer().publish("x", routing_key="q", headers=SOON)
-        [honest] = take(connection, "q", 1)
-        assert (honest.delivery_info["exchange"], honest.delivery_info["routing_key"]) == ("", "q")
-        with vhost.plain() as forger:
-            for prefix in (vhost.cascade.root, "zzz"):
-                for copies in (
-                    {"CC": ["secret", "@.+q", "@.=+q"]},
-                    {"CC": ["secret", "@.+q"], "BCC": ["@.=+q"]},
-                    {"CC": ["secret"], "BCC": ["@.+q", "@.=+q"]},
-                ):
-                    forged = {HEADER: {"prefix": prefix, "exchange": "admin", "due": 0}, **copies}
-                    message = Message("forged", application_headers=forged)
-                    forger.default_channel.basic_publish(message, vhost.cascade.ingest, "@.^0")
-        for received in take(connection, "q", 6):
-            assert received.delivery_info["exchange"] != "admin"
-            assert received.delivery_info["routing_key"] != "secret"
 
 
 def test_a_queue_that_was_unbound_meanwhile_gets_nothing(vhost: Vhost) -> None:
@@ -265,7 +189,7 @@ def test_short_lived_queues_leave_no_outboxes_and_no_bindings(vhost: Vhost, exch
         before = vhost.bindings(), vhost.names("queues")
         names = []
         for n in range(20):
-            name = channel.queue_declare("" if n % 2 else f"reply-{n}", exclusive=True, auto_delete=True).queue
+            name = channel.queue_declare("" if n % 2 else str(uuid.uuid4()), exclusive=True, auto_delete=True).queue
             names.append(name)
             if exchange:
                 channel.queue_bind(name, exchange, name)

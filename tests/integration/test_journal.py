@@ -13,7 +13,7 @@ from celery_rabbit_delay.amqp import declare
 from celery_rabbit_delay.amqp import schedule as schedule_
 from celery_rabbit_delay.amqp.follower import Follower
 from celery_rabbit_delay.core import journal, streams
-from tests.kit.broker import Vhost, publish, records, take
+from tests.kit.broker import Vhost, lead, publish, records, take
 from tests.kit.frames import routing_keys
 from tests.kit.wait import wait_until
 
@@ -51,10 +51,13 @@ def test_a_batch_puts_many_records_into_one_message(vhost: Vhost, make_app: Make
         ids = [app.send_task("t", countdown=60, producer=producer).id for _ in range(250)]
     with batch(app) as producer:
         ids += [app.send_task("t", ("x" * 30_000,), countdown=60, producer=producer).id for _ in range(4)]
-    assert [record.id for record in records(vhost)] == ids
+    assert sorted(record.id for record in records(vhost)) == sorted(ids)
     with vhost.connection() as connection, Follower(connection) as reader:
         packs = [list(journal.unpack_records(e.body)) for e in reader.read(streams.journal_for(vhost.cascade, 60))]
-    assert [len(pack) for pack in packs if pack] == [100, 100, 50, 3, 1]
+    sizes = [len(pack) for pack in packs if pack]
+    # What an outbox that is missing has returned at first is recorded last.
+    assert (sizes[:2], sum(sizes[2:-2]), sizes[-2:]) == ([100, 100], 50, [3, 1])
+    assert len(sizes) <= 6
 
 
 def test_each_stream_gets_messages_of_its_own_size(vhost: Vhost, make_app: MakeApp) -> None:
@@ -75,10 +78,12 @@ def test_a_record_is_sent_after_its_message(vhost: Vhost) -> None:
     """What the broker did not take, as during an alarm, must not be listed: moving it would make it run."""
     vhost.declare("q")
     with vhost.connection(journal=0) as connection:
+        lead(connection, "q")
         publish(connection, 60)
         with routing_keys() as alone:
             publish(connection, 60)
-        with routing_keys() as together, batch(connection.Producer()) as producer:
+        producer = connection.Producer()
+        with routing_keys() as together, batch(producer):
             for _ in range(3):
                 producer.publish("x", routing_key="q", headers={"x-delay": 60_000})
     for keys, amount in ((alone, 1), (together, 3)):
@@ -170,7 +175,7 @@ def test_only_a_stream_without_messages_is_waited_for_and_not_by_each_new_connec
             producer.publish("x", routing_key="q", headers={"x-delay": 60_000, "id": "a", "task": "t"})
         wait_until(lambda: vhost.count(JOURNAL), "RabbitMQ has counted the first record, which takes up to 5 s")
     assert len(records(vhost)) == 3
-    assert pauses == [1e-3]
+    assert pauses == [declare.STARTED_AFTER, 1e-3]
 
 
 def test_each_task_of_a_minute_is_recorded_although_a_moment_of_it_has_passed(vhost: Vhost, make_app: MakeApp) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import random
 import time
 from collections import Counter
@@ -14,10 +13,9 @@ import kombu
 import pytest
 from amqp import spec
 
-from celery_rabbit_delay import NotPermitted, batch
+from celery_rabbit_delay import CascadeMissing, batch
 from celery_rabbit_delay.amqp import declare, routes
 from celery_rabbit_delay.core.destination import Destination
-from tests.kit.abilities import Ability
 from tests.kit.broker import QUICK, Vhost, lead, publishing
 from tests.kit.frames import frames, routing_keys
 from tests.kit.node import cluster
@@ -31,7 +29,7 @@ SHORT: dict[str, Any] = {"outboxes": [0.03, 0.07, 0.25, 0.61, 1.1], "max_delay":
 #: So that a delay is round even where a busy machine takes long to publish it.
 EASY: dict[str, Any] = {"slack": (0.9, 2.7)}
 
-Q = Destination("", ("q",))
+Q = Destination("", "q")
 
 
 def send(connection: kombu.Connection, milliseconds: float, queue: str = "q", **more: Any) -> None:
@@ -85,32 +83,32 @@ def test_outboxes_of_exchanges_delay_as_well(vhost: Vhost, exchange: str, destin
     assert arrive(vhost, 2)[1] == [f"{vhost.cascade.root}.out.500ms.{destination}"]
 
 
-def test_an_outbox_is_created_and_found_in_the_round_trip_of_its_destination(
-    vhost: Vhost, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("passive", [False, True])
+def test_a_delay_whose_outbox_is_missing_passes_levels_until_it_was_used_often(
+    vhost: Vhost, monkeypatch: pytest.MonkeyPatch, passive: bool
 ) -> None:
-    monkeypatch.setattr(routes, "_OFTEN", 1)
     vhost.declare("q")
-    with vhost.connection() as connection:
+    with vhost.connection(outboxes=()) as connection:
         lead(connection, "q")
-    assert outboxes(vhost) == [outbox(vhost)]
-    with vhost.connection(journal=None) as connection:
-        connection.default_channel  # noqa: B018  opened as without a delay
-        with frames(connection) as (sent, received):
-            send(connection, 60_000)
-        assert received == [spec.Channel.OpenOk, spec.Queue.BindOk, spec.Channel.OpenOk, spec.Basic.Ack]
-        assert sent.count(spec.Queue.Declare) == 2
-        assert outboxes(vhost) == sorted([outbox(vhost), outbox(vhost, "60s.")])
-        with frames(connection) as (sent, received):
-            send(connection, 60_000)
-        assert received == [spec.Basic.Ack], "it is created once"
-        with frames(connection) as (sent, received):
-            send(connection, 30_000)
-        assert received == [spec.Queue.BindOk, spec.Basic.Ack]
-        assert sent.count(spec.Queue.Declare) == 1
-    with vhost.connection(journal=None) as connection, frames(connection) as (_, received):
-        send(connection, 60_000)
-    assert received[-4:] == [spec.Channel.OpenOk, spec.Queue.BindOk, spec.Channel.OpenOk, spec.Basic.Ack]
-    assert vhost.waiting() == {outbox(vhost, "60s."): 3, outbox(vhost, "30s."): 1}
+    options: dict[str, Any] = {"outboxes": [5, 10, 15, 30, 60, 20], "slack": 0.0}
+    exact = outbox(vhost, "20s.")
+    with vhost.connection(declare="passive" if passive else "auto", journal=None, **options) as connection:
+        lead(connection, "q")
+        monkeypatch.setattr(declare, "SAVED_AFTER", 60)
+        for number in range(1, 8):
+            with frames(connection) as (sent, _), routing_keys() as keys:
+                send(connection, 20_000)
+            tried = keys[0].startswith("@.20s.")
+            assert tried is (number == 1), "what came back once is not tried again for some time"
+            assert (exact in outboxes(vhost)) is (number >= routes.OFTEN and not passive)
+            assert spec.Queue.Bind not in sent, "it is bound once it is safe"
+        [known] = [one for one in routes._all.values() if one._missing]
+        later = time.monotonic() + routes.AGAIN + 1
+        monkeypatch.setattr(time, "monotonic", lambda: later)
+        with routing_keys() as keys:
+            send(connection, 20_000)
+        assert [key.startswith("@.20s.") for key in keys] == ([True, False] if passive else [True])
+        assert bool(known._missing) is passive
 
 
 def test_delays_that_are_not_round_pass_levels_and_end_in_few_outboxes(vhost: Vhost) -> None:
@@ -156,26 +154,14 @@ def test_processes_with_other_options_share_a_cascade(vhost: Vhost) -> None:
     with vhost.connection(max_delay=120) as connection:
         lead(connection, "q")
     for options in others:
+        if options.get("declare"):
+            with vhost.connection(**{**options, "declare": "auto"}) as connection:
+                lead(connection, "q")
         with vhost.connection(**options) as connection:
             for delay in random.Random(1).choices(range(1, 2000), k=15):
                 send(connection, delay)
     arrive(vhost, 15 * len(others))
     assert vhost.count(vhost.cascade.orphans) == 0
-
-
-def test_a_deleted_outbox_is_created_again_and_nothing_is_lost(vhost: Vhost, caplog: pytest.LogCaptureFixture) -> None:
-    vhost.declare("q")
-    with vhost.connection(**EASY) as connection, caplog.at_level(logging.ERROR):
-        lead(connection, "q", delays=[1])
-        send(connection, 1000)
-        assert arrive(vhost, 1) == [[outbox(vhost, "1s.")]]
-        vhost.delete_queue(outbox(vhost, "1s."))
-        for _ in range(3):
-            send(connection, 1000)
-        assert outbox(vhost, "1s.") in outboxes(vhost)
-        ways = arrive(vhost, 3)
-        assert ways.count([outbox(vhost, "1s.")]) >= 2
-    assert not caplog.records
 
 
 @pytest.mark.parametrize("passive", [False, True])
@@ -196,34 +182,6 @@ def test_a_batch_loses_nothing_with_an_outbox_that_was_deleted(vhost: Vhost, pas
     assert vhost.count(vhost.cascade.orphans) == 0
 
 
-def test_a_passive_publisher_uses_the_outboxes_that_exist(vhost: Vhost) -> None:
-    vhost.declare("q")
-    with vhost.connection(outboxes=[1]) as connection:
-        lead(connection, "q", delays=[1])
-    before = vhost.names("queues")
-    with vhost.connection(**EASY, declare="passive") as connection:
-        for seconds in (1, 2, 1, 2):
-            send(connection, seconds * 1000)
-        ways = arrive(vhost, 4)
-    assert ways.count([outbox(vhost, "1s.")]) == 2
-    assert {way[-1] for way in ways} <= {outbox(vhost, "1s."), outbox(vhost)}
-    assert vhost.names("queues") == before
-
-
-def test_a_passive_publisher_asks_once_for_an_outbox_that_is_missing(vhost: Vhost) -> None:
-    vhost.declare("q")
-    with vhost.connection(outboxes=()) as connection:
-        lead(connection, "q")
-    with vhost.connection(declare="passive", outboxes=[60]) as connection:
-        lead(connection, "q")
-        for _ in range(2):
-            with frames(connection) as (sent, _):
-                send(connection, 60_000)
-        assert sent == [spec.Basic.Publish]
-    assert sum(vhost.waiting().values()) == 2
-    assert not [name for name in vhost.waiting() if ".out." in name]
-
-
 @pytest.mark.parametrize("how", ["deleted", "unbound"])
 def test_a_passive_publisher_does_without_an_outbox_that_nothing_leads_to_any_more(vhost: Vhost, how: str) -> None:
     vhost.declare("q")
@@ -231,14 +189,13 @@ def test_a_passive_publisher_does_without_an_outbox_that_nothing_leads_to_any_mo
     with vhost.connection() as connection:
         lead(connection, "q", delays=[3])
     with vhost.connection(**EASY, declare="passive", outboxes=[3]) as connection:
-        lead(connection, "q", delays=[3])
         send(connection, 3000)
         assert arrive(vhost, 1) == [[name]]
         if how == "deleted":
             vhost.delete_queue(name)
         else:
             with vhost.plain() as plain:
-                plain.default_channel.queue_unbind(name, vhost.cascade.outbox_ingest, Q.outbox_address(3000))
+                plain.default_channel.queue_unbind(name, vhost.cascade.outbox_ingest, Q.address(3000))
         for _ in range(3):
             send(connection, 3000)
         ways = arrive(vhost, 3)
@@ -254,29 +211,19 @@ def test_without_the_exchange_before_the_outboxes_messages_are_refused_with_advi
     with vhost.connection() as connection:
         lead(connection, "q", delays=[1])
     with vhost.connection(declare=declare) as connection:
-        lead(connection, "q", delays=[1])
+        lead(connection, "q")
         vhost.delete_exchange(vhost.cascade.outbox_ingest)
-        send(connection, 1000)
-        arrive(vhost, 1)
-
-
-def test_where_levels_part_by_priority_high_messages_use_no_outboxes_that_delay(vhost: Vhost) -> None:
-    vhost.declare("q")
-    with vhost.connection() as connection:
-        for priority in (9, 0):
-            lead(connection, "q", priority, [60])
-            send(connection, 60_000, priority=priority)
-    parted = vhost.broker.has(Ability.HOLDS_UP_LOW_PRIORITIES)
-    held = vhost.waiting()
-    assert held.pop(outbox(vhost, "60s.")) == (1 if parted else 2)
-    assert len(held) == parted
-    assert all(".high.delay." in name for name in held)
-    assert bool([name for name in vhost.names("queues") if ".high." in name]) is parted
+        if declare == "auto":
+            send(connection, 1000)
+            arrive(vhost, 1)
+        else:
+            with pytest.raises(CascadeMissing, match="run `celery -A APP delay setup`"):
+                send(connection, 1000)
 
 
 @pytest.mark.parametrize("outboxes", [False, True], ids=["", "and to see the outboxes"])
 def test_a_publisher_needs_to_write_to_the_two_entries_alone(vhost: Vhost, outboxes: bool) -> None:
-    """RabbitMQ from 4.2.7 shows outboxes only to those who may do something with them; others do without."""
+    """RabbitMQ from 4.2.7 shows outboxes only to those who may do something with them."""
     vhost.declare("q")
     cascade = vhost.cascade
     with vhost.connection() as connection:
@@ -289,26 +236,12 @@ def test_a_publisher_needs_to_write_to_the_two_entries_alone(vhost: Vhost, outbo
         rule = {"exchange": exchange, "write": "^$", "read": "^$"}
         vhost.broker.api("PUT", f"/topic-permissions/{vhost.name}/{user}", rule)
     with vhost.connection(user, **EASY, declare="passive") as connection:
-        lead(connection, "q", delays=[1])
+        lead(connection, "q")
         with routing_keys() as keys:
             for milliseconds in (1000, 370, 1000, 2000):
                 send(connection, milliseconds)
-        seen = outboxes or not vhost.broker.has(Ability.HIDES_WHAT_ONE_MAY_NOT_USE)
-        assert keys.count("@.1s.+q") == (2 if seen else 0)
+        assert keys.count("@.1s.+q") == 2
     arrive(vhost, 4)
-
-
-def test_a_publisher_who_may_not_write_to_the_outboxes_is_told(vhost: Vhost) -> None:
-    vhost.declare("q")
-    with vhost.connection() as connection:
-        lead(connection, "q", delays=[1])
-    user = vhost.user(".*", f"^{vhost.cascade.ingest}$", ".*")
-    with vhost.connection(user, **EASY, declare="passive") as connection:
-        lead(connection, "q", delays=[1])
-        send(connection, 370)
-        with pytest.raises(NotPermitted, match=r"ingest\.outboxes"):
-            send(connection, 1000)
-    arrive(vhost, 1)
 
 
 @pytest.mark.long
@@ -331,8 +264,8 @@ def test_levels_and_outboxes_are_led_by_all_nodes_of_a_cluster() -> None:
             cascade, options = publisher.cascade, publisher.options
             ticks = [int(delay / options.tick) for delay in delays]
             for destination in destinations:
-                publisher.routes.ensure(destination)
-                declare.bind_destination(client.default_channel, cascade, destination, ticks)
+                publisher.routes.ensure(publisher.channel, destination)
+                declare.lead_to(publisher.channel, cascade, destination, ticks)
         levels = [level.queue for level in cascade.levels]
         own = [cascade.outbox_name(destination, delay) for destination in destinations for delay in (0, *ticks)]
         led = wait_until(partial(leaders, levels + own), "all have a leader")

@@ -16,7 +16,7 @@ from tests.kit.wait import wait_until
 
 pytestmark = pytest.mark.shared_vhost
 
-Q = Destination("", ("q",))
+Q = Destination("", "q")
 
 
 def test_a_prefix_drains_beside_its_successor_and_is_then_deleted(vhost: Vhost) -> None:
@@ -140,7 +140,7 @@ def test_teardown_passes_where_only_cancelled_messages_wait(vhost: Vhost) -> Non
 def test_teardown_deletes_nothing_that_is_stuck_in_an_outbox(vhost: Vhost) -> None:
     vhost.declare("full", arguments=REFUSING)
     vhost.publish("full", *[0.05] * 4)
-    outbox = CASCADE.outbox_name(Destination("", ("full",)))
+    outbox = CASCADE.outbox_name(Destination("", "full"))
     wait_until(lambda: vhost.count("full") == 1, "the queue is full")
     url = vhost.url("amqp")
     done = run(url, "--queue", "full", "teardown", "--yes", *management(vhost))

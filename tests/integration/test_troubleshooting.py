@@ -14,6 +14,7 @@ import kombu
 import pytest
 
 from celery_rabbit_delay import CascadeConflict, NotPermitted, Options
+from celery_rabbit_delay.amqp import create
 from celery_rabbit_delay.core.options import OPTIONS
 from tests.kit import background, terminal
 from tests.kit.broker import REFUSING, Vhost, lead, publishing
@@ -162,7 +163,7 @@ def test_a_queue_with_a_name_of_the_cascade_shows_as_documented(vhost: Vhost) ->
         pytest.raises(CascadeConflict, match="something else has the name of a part"),
         publishing(client) as publisher,
     ):
-        publisher.routes.repair()
+        create.create_cascade(publisher.channel, publisher.cascade)
     vhost.broker.node.ctl("delete_queue", SECOND.queue, "--vhost", vhost.name)
     assert "levels exist" in ask(vhost, "celery -A shop delay setup")
 

@@ -69,8 +69,10 @@ def test_what_waits_orphaned_cancelled_or_moved_is_so_after_an_upgrade_in_place(
 
     with old.connection(**OPTIONS) as connection:
         lead(connection, "gone")
-        send(connection, "orphan", 10, "gone")
+        send(connection, "orphan", 10.5, "gone")
         old.delete_queue("gone")
+        for name in [name for name in old.names("queues") if name.endswith("+gone")]:
+            old.delete_queue(name)
         for id_, delay in (("round", 60), ("arbitrary", 53.21), ("dropped", 50), ("moved", 2000)):
             send(connection, id_, delay)
         for id_ in ("long", "dropped later"):

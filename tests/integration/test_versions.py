@@ -62,4 +62,4 @@ def test_tox_has_all_that_tests_read_but_the_package_which_is_installed() -> Non
     tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
     copied = re.findall(r"\{tox_root\}/(\S+)", (ROOT / "tox.ini").read_text())
     left = {name.split("/")[0] for name in tracked} - set(copied)
-    assert left == {"celery_rabbit_delay", ".gitignore", ".pre-commit-config.yaml", ".readthedocs.yaml"}
+    assert left == {"celery_rabbit_delay", ".gitignore", ".pre-commit-config.yaml", ".readthedocs.yaml", "findings"}

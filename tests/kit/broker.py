@@ -16,7 +16,7 @@ from urllib.parse import quote
 import kombu
 
 from celery_rabbit_delay import Options
-from celery_rabbit_delay.amqp import declare
+from celery_rabbit_delay.amqp import declare, routes
 from celery_rabbit_delay.amqp.follower import Follower
 from celery_rabbit_delay.amqp.publisher import DelayedPublisher
 from celery_rabbit_delay.core import streams
@@ -72,7 +72,7 @@ class Broker:
 
 
 #: What the package waits for a new queue. Most tests do not: see tests/conftest.py.
-SAVED_AFTER = declare.SAVED_AFTER
+SAVED_AFTER, STARTED_AFTER = declare.SAVED_AFTER, declare.STARTED_AFTER
 
 
 @contextmanager
@@ -82,11 +82,12 @@ def waiting_for_queues() -> Iterator[None]:
     For a node that is killed before its disk has them, or publishers that create one at once: before 4.1, it may be
     used before it has its TTL.
     """
-    waited, declare.SAVED_AFTER = declare.SAVED_AFTER, SAVED_AFTER
+    waited = declare.SAVED_AFTER, declare.STARTED_AFTER
+    declare.SAVED_AFTER, declare.STARTED_AFTER = SAVED_AFTER, STARTED_AFTER
     try:
         yield
     finally:
-        declare.SAVED_AFTER = waited
+        declare.SAVED_AFTER, declare.STARTED_AFTER = waited
 
 
 @contextmanager
@@ -140,7 +141,7 @@ class Vhost:
     def publish(self, queue: str, *delays: float, **options: Any) -> None:
         """Publish messages to a queue, with delays in seconds."""
         with self.connection() as connection:
-            lead(connection, queue, options.get("priority"), delays)
+            lead(connection, queue, delays)
             for delay in delays:
                 publish(connection, delay, queue, **options)
 
@@ -279,27 +280,24 @@ def records(vhost: Vhost) -> list[Record]:
         return [record for message in messages for record in unpack_records(message.body)]
 
 
-def lead(connection: kombu.Connection, queue: str, priority: int | None = None, delays: Iterable[float] = ()) -> None:
-    """Lead to a queue, through the outboxes that suit some delays in seconds.
-
-    A connection's first message waits for this, and with fewer ticks left may take another way.
-    """
-    destination = Destination("", (queue,))
-    with publishing(connection, priority) as publisher:
-        publisher.routes.ensure(destination)
-        outboxes = () if publisher.cascade.high else publisher.options.outbox_ticks
-        for seconds in delays:  # not as a message would: the machine may pause between its delay and its route
-            ticks = publisher.options.ticks(round(seconds * 1_000_000))
-            outbox = publisher.options.route(publisher.cascade, ticks, 0, outboxes).outbox
-            publisher.routes.ensure(destination, *filter(None, [outbox]))
+def lead(connection: kombu.Connection, queue: str, delays: Iterable[float] = ()) -> None:
+    """Lead to a queue, also through the outboxes with just some delays in seconds."""
+    with publishing(connection) as publisher:
+        ticks = {publisher.options.ticks(round(seconds * 1_000_000)) for seconds in delays}
+    ensure(connection, Destination("", queue), *ticks)
 
 
 @contextmanager
-def publishing(connection: kombu.Connection, priority: int | None = None) -> Iterator[DelayedPublisher]:
+def publishing(connection: kombu.Connection) -> Iterator[DelayedPublisher]:
     """Yield the publisher of a connection, in a turn with the connection of its own."""
     sender = connection.connection.sender
     with sender.turn(60):
-        yield sender.publisher_for(priority)
+        yield sender.publisher()
+
+
+def as_another_process() -> None:
+    """Forget what this process knows of the broker."""
+    routes._all.clear()
 
 
 def waits_by_time(connection: kombu.Connection) -> bool:
@@ -318,7 +316,15 @@ def wait_to_learn(connection: kombu.Connection, is_known: Callable[[], bool]) ->
     wait_until(has_learned, "it is learned from the stream")
 
 
-def ensure(connection: kombu.Connection, destination: Destination, *outboxes: int, priority: int | None = None) -> None:
-    """Lead to a destination, through its outboxes with delays in ticks."""
-    with publishing(connection, priority) as publisher:
-        publisher.routes.ensure(destination, *outboxes)
+def ensure(connection: kombu.Connection, destination: Destination, *outboxes: int) -> None:
+    """Lead to a destination, also through its outboxes with delays in ticks, as far as the options have these.
+
+    Messages use these at once, as if another process had created them a while ago.
+    """
+    with publishing(connection) as publisher:
+        publisher.routes.ensure(publisher.channel, destination)
+        if known := publisher.routes._known.get(destination):
+            publisher.routes._known[destination] = known._replace(safe_from=0)
+        exact = [ticks for ticks in outboxes if ticks in publisher.options.outbox_ticks]
+        if exact and not publisher.cascade.by_time:
+            declare.lead_to(publisher.channel, publisher.cascade, destination, exact)

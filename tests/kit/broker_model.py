@@ -40,8 +40,10 @@ class BrokerModel:
 
     def route(self, exchange: str, keys: tuple[str, ...]) -> set[str]:
         """Return the queues that a message reaches, with every exchange on its way visited once."""
+        if not exchange:
+            return self.queues.keys() & set(keys)
         queues: set[str] = set()
-        seen, todo = {exchange}, [exchange]
+        seen, todo = {exchange}, [exchange] if exchange in self.exchanges else []
         while todo:
             source = self.exchanges[todo.pop()]
             bindings = self.bindings[source.name]
@@ -61,19 +63,21 @@ class BrokerModel:
         `until` is a delivery time in milliseconds of the virtual clock.
         """
         arrived, visited = [], []
-        moving = [(0, queue) for queue in self.route(exchange, keys)]
+        moving = [(0, queue, keys) for queue in self.route(exchange, keys)]
         while moving:
-            now, name = moving.pop()
+            now, name, keys = moving.pop()
             arguments = self.queues[name].arguments
-            if "x-dead-letter-exchange" in arguments:
-                visited.append(name)
-                due = now + max(0, int(arguments["x-message-ttl"]) - 1)  # as early as a quorum queue may
-                if self.holds_messages:  # the TTL counts from the beginning, but a message that is held does not expire
-                    due = max(due, until)
-                onward = self.route(str(arguments["x-dead-letter-exchange"]), keys)
-                if not onward:
-                    arrived.append((due, name))  # stuck
-                moving += [(due, queue) for queue in onward]
-            elif "x-message-ttl" not in arguments:
+            if "x-dead-letter-exchange" not in arguments:
                 arrived.append((now, name))
+                continue
+            visited.append(name)
+            due = now + max(0, int(arguments["x-message-ttl"]) - 1)  # as early as a quorum queue may
+            if self.holds_messages:  # the TTL counts from the beginning, but a message that is held does not expire
+                due = max(due, until)
+            if "x-dead-letter-routing-key" in arguments:  # RabbitMQ takes the CC header away, too
+                keys = (str(arguments["x-dead-letter-routing-key"]),)
+            onward = self.route(str(arguments["x-dead-letter-exchange"]), keys)
+            if not onward and arguments.get("x-dead-letter-strategy") == "at-least-once":
+                arrived.append((due, name))  # stuck
+            moving += [(due, queue, keys) for queue in onward]
         return arrived, visited

@@ -91,11 +91,13 @@ def closed_pipe() -> Iterator[int]:
 
 
 def make_orphans(vhost: Vhost, amount: int) -> None:
+    """Delete an outbox to which messages are on the way, and then the queue that it leads to."""
     vhost.declare("gone")
     assert run(vhost.url("amqp"), "setup").code == 0  # it takes seconds on a busy machine
-    with vhost.connection() as connection:
+    with vhost.connection(outboxes=()) as connection:
         lead(connection, "gone")
-        vhost.delete_queue("gone")  # this connection does not look again
+        vhost.delete_queue(f"{CASCADE.root}.out.+gone")  # this process does not look again
+        vhost.delete_queue("gone")
         for n in range(amount):
             headers = {"x-delay": 100, "task": "shop.review", "id": f"id-{n}"}
             connection.Producer().publish({"n": n}, routing_key="gone", headers=headers)

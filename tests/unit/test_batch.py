@@ -2,60 +2,91 @@
 
 from __future__ import annotations
 
+import os
+import pickle
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from amqp import Message
+from amqp.exceptions import RecoverableConnectionError
 
-from celery_rabbit_delay import BatchFailed, NotRouted
-from celery_rabbit_delay.amqp.batch import Batch, batches_of, collect
+from celery_rabbit_delay import BatchFailed, CascadeMissing, MessageRefused, NotPermitted, NotRouted
+from celery_rabbit_delay.amqp.batch import Batch, collecting, current
+from celery_rabbit_delay.amqp.confirms import NotStored
+from celery_rabbit_delay.core import streams
 from celery_rabbit_delay.core.destination import Destination
+from celery_rabbit_delay.core.options import Options
 from celery_rabbit_delay.core.plan import Plan
 
+STREAM = streams.journal_for(Options().cascade, 60)
 
-def pending(name: str) -> Plan:
+
+def plan(name: str, recorded: bool = False) -> Plan:
     message = Message(name, correlation_id=name)
-    return Plan(message, {"CC": []}, Destination("", ("q",)), 0, 0, number=int(name))
+    return Plan(message, {}, Destination("", "q"), 0, number=int(name), stream=STREAM if recorded else None)
+
+
+class Returning(dict[str, Exception]):
+    """What is refused each time."""
+
+    def pop(self, key: str, default: Any = None) -> Any:
+        return self.get(key, default)
 
 
 class Sender:
     """Takes messages, and answers when somebody waits: those that it refuses once, with the reason."""
 
-    options = SimpleNamespace(confirm_timeout=1)
-    has_records = False
-
     def __init__(self) -> None:
         self.done: list[str] = []
+        self.alone: list[str] = []
+        self.records: list[Any] = []
         self.refuses: dict[str, Exception] = {}
+        self.refuses_alone: dict[str, Exception] = {}
         self.asked: list[tuple[str, Callable[[Exception | None], None]]] = []
+        self.most = 0
+        self.is_lost = False
         self.writer = self
 
     @contextmanager
-    def turn(self, seconds: float | None) -> Iterator[Sender]:
+    def turn(self) -> Iterator[Sender]:
         yield self
 
-    def publisher_for(self, priority: int | None) -> Sender:
+    def publisher(self, through_levels: bool = False) -> Sender:
         return self
 
     @property
     def unanswered(self) -> int:
         return len(self.asked)
 
-    def submit(self, plan: Plan, answered: Callable[[Exception | None], None]) -> None:
+    def submit(self, plan: Plan, answered: Callable[[Exception | None], None]) -> Any:
+        if (refusal := self.refuses.get(plan.message.body)) and isinstance(refusal, NotPermitted):
+            raise refusal
         self.asked.append((plan.message.body, answered))
+        self.most = max(self.most, len(self.asked))
+        return f"record {plan.number}" if plan.stream else None
 
     def wait_until(self, is_done: Callable[[], bool]) -> None:
         while not is_done():
+            if self.is_lost:
+                lost, self.asked = self.asked, []
+                for _, answered in lost:
+                    answered(RecoverableConnectionError("lost"))
+                raise RecoverableConnectionError("lost")
             body, answered = self.asked.pop(0)
             refusal = self.refuses.pop(body, None)
             self.done += [] if refusal else [body]
             answered(refusal)
 
+    def store(self, records: Any) -> None:
+        self.records += [record for _, record in records]
+
     def publish(self, plan: Plan) -> None:
-        self.done.append(f"{plan.message.body} alone")
+        if refusal := self.refuses_alone.get(plan.message.body):
+            raise refusal
+        self.alone.append(plan.message.body)
 
 
 @pytest.fixture
@@ -63,74 +94,162 @@ def sender() -> Any:
     return Sender()
 
 
-def batch_of(sender: Any, *plans: Plan, **options: Any) -> Batch:
-    batch = Batch(**options)
-    for plan in plans:
-        batch.add(sender, plan)
-    return batch
+def add(sender: Any, *names: str, recorded: bool = False) -> None:
+    batch = current()
+    assert batch is not None
+    for name in names:
+        batch.add(sender, plan(name, recorded))
+
+
+def test_a_block_ends_when_all_is_stored_and_at_most_so_many_are_on_their_way(sender: Any) -> None:
+    with collecting(4):
+        add(sender, *map(str, range(20)), recorded=True)
+        assert len(sender.done) < 20
+    assert sender.done == list(map(str, range(20)))
+    assert sender.most == 4
+    assert sorted(sender.records) == sorted(f"record {number}" for number in range(20))
+    assert current() is None
+
+
+def test_a_block_that_raises_stores_what_it_has_sent(sender: Any) -> None:
+    def fail() -> None:
+        with collecting(10):
+            add(sender, "1")
+            raise KeyError("the caller's")
+
+    with pytest.raises(KeyError, match="the caller's"):
+        fail()
+    assert sender.done == ["1"]
+
+
+def test_messages_of_several_connections_are_waited_for_on_each(sender: Any) -> None:
+    other: Any = Sender()
+    with collecting(3):
+        add(sender, "1", "2")
+        add(other, "3", "4")
+    assert (sender.done, other.done) == (["1", "2"], ["3", "4"])
 
 
 @pytest.mark.parametrize("most", [1, 5])
 def test_an_answer_that_an_interrupt_has_swallowed_is_not_waited_for(sender: Any, most: int) -> None:
-    batch = batch_of(sender, pending("1"), max_size=most)
-    sender.asked.clear()
-    batch.add(sender, pending("2"))
-    batch.flush(sender)
-    assert {name.removesuffix(" alone") for name in sender.done} == {"1", "2"}
-    assert not batch.ids
+    with collecting(most):
+        add(sender, "1")
+        sender.asked.clear()
+        add(sender, "2")
+    assert sorted(sender.done + sender.alone) == ["1", "2"]
 
 
-def test_a_message_that_was_refused_at_first_is_sent_alone(sender: Any) -> None:
-    sender.refuses = {"1": NotRouted("a level is gone")}
-    batch = batch_of(sender, pending("1"), pending("2"), pending("3"))
-    batch.flush(sender)
-    assert sender.done == ["2", "3", "1 alone"]
-    assert batch.ids == []
+@pytest.mark.parametrize("refusal", [CascadeMissing("a level is gone"), NotStored(), MessageRefused("of another")])
+def test_a_message_that_was_refused_at_first_is_sent_alone(sender: Any, refusal: Exception) -> None:
+    sender.refuses = {"1": refusal}
+    with collecting(10):
+        add(sender, "1", "2", "3", recorded=True)
+    assert (sender.done, sender.alone) == (["2", "3"], ["1"])
+    assert sender.records == ["record 2", "record 3"]
 
 
-class Client:
-    """A `kombu.Connection` that delays."""
-
-    transport = SimpleNamespace(delay_options=None)
-
-
-class Producer:
-    """A producer, and its channel, which puts messages into the batch that is being collected."""
-
-    def __init__(self, sender: Any) -> None:
-        self.connection: Any = Client()
-        self.channel: Any = SimpleNamespace(
-            connection=SimpleNamespace(client=self.connection, sender=sender), basic_publish=self.publish
-        )
-        self._sender = sender
-
-    def publish(self, name: str) -> None:
-        batches_of[self.connection][-1].add(self._sender, pending(name))
+def test_what_a_missing_outbox_returned_is_sent_again_together_and_only_what_comes_back_once_more_alone(
+    sender: Any,
+) -> None:
+    sender.refuses = {name: NotRouted("no outbox") for name in ("1", "2", "3")}
+    with collecting(10):
+        add(sender, "1", "2", "3", "4", recorded=True)
+    assert (sender.done, sender.alone) == (["4", "1", "2", "3"], [])
+    assert sorted(sender.records) == [f"record {number}" for number in range(1, 5)]
+    sender.done.clear()
+    with collecting(10):
+        add(sender, "5", "6")
+        sender.refuses = Returning({"5": NotRouted("a level is gone")})
+    assert (sender.done, sender.alone) == (["6"], ["5"])
 
 
-def test_an_inner_batch_does_not_end_the_outer_one(sender: Any) -> None:
-    producer: Any = Producer(sender)
-    with collect(producer):
-        producer.publish("1")
-        with collect(producer):
-            producer.publish("2")
-        assert "2" in sender.done
-        producer.publish("3")
-    assert sorted(sender.done) == ["1", "2", "3"]
-    assert batches_of[producer.connection] == []
+def test_what_is_refused_again_alone_fails_with_its_id_and_all_others_are_stored(sender: Any) -> None:
+    sender.refuses = {"1": NotStored(), "3": NotStored()}
+    sender.refuses_alone = {"1": NotStored()}
+    with (
+        pytest.raises(BatchFailed, match="1 delayed messages are not stored, send them again") as failed,
+        collecting(9),
+    ):
+        add(sender, "1", "2", "3")
+    assert failed.value.ids == ["1"]
+    assert (sender.done, sender.alone) == (["2"], ["3"])
+    again = pickle.loads(pickle.dumps(failed.value))
+    assert (again.ids, str(again)) == (["1"], str(failed.value))
 
 
-def test_a_batch_whose_connection_is_gone_fails_with_its_ids(sender: Any) -> None:
-    producer: Any = Producer(sender)
+def test_a_connection_that_is_lost_fails_with_the_ids_that_have_no_answer(sender: Any) -> None:
+    other: Any = Sender()
+    sender.is_lost = True
 
-    def fail() -> None:
-        with collect(producer):
-            producer.publish("1")
-            producer.channel.connection = None
+    def send() -> None:
+        with collecting(9):
+            add(sender, "1", "2")
+            add(other, "3")
+
+    with pytest.raises(BatchFailed, match="lost") as failed:
+        send()
+    assert failed.value.ids == ["1", "2"]
+    assert (sender.done, sender.alone, other.done) == ([], [], ["3"]), "they may be stored: the caller decides"
+
+
+def test_a_connection_that_is_lost_while_there_is_no_more_room_keeps_nobody_from_sending(sender: Any) -> None:
+    sender.is_lost = True
+
+    def send() -> None:
+        with collecting(2):
+            add(sender, "1", "2")
+            add(sender, "3")
+            sender.is_lost = False
 
     with pytest.raises(BatchFailed) as failed:
-        fail()
-    assert failed.value.ids == ["1"]
+        send()
+    assert (failed.value.ids, sender.done) == (["1", "2"], ["3"])
+
+
+def test_a_message_that_cannot_be_sent_is_the_callers_error_and_none_of_the_batch(sender: Any) -> None:
+    sender.refuses = {"2": NotPermitted("it may not")}
+    with collecting(10):
+        add(sender, "1")
+        with pytest.raises(NotPermitted):
+            add(sender, "2")
+    assert (sender.done, sender.alone) == (["1"], [])
+
+
+def test_the_innermost_of_nested_blocks_collects_and_ends_when_its_own_are_stored(sender: Any) -> None:
+    with collecting(10):
+        add(sender, "1")
+        outer = current()
+        with collecting(10):
+            add(sender, "2")
+            assert current() is not outer
+        assert "2" in sender.done
+        assert current() is outer
+        add(sender, "3")
+    assert sorted(sender.done) == ["1", "2", "3"]
+
+
+def test_other_threads_and_forked_processes_do_not_collect(sender: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    found: list[Any] = []
+    with collecting(10):
+        add(sender, "1")
+        thread = threading.Thread(target=lambda: found.append(current()))
+        thread.start()
+        thread.join()
+        child = os.getpid() + 1
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "getpid", lambda: child)
+            found.append(current())
+        assert current() is not None
+    assert found == [None, None]
+
+
+def test_a_block_that_collects_nothing_says_so(caplog: pytest.LogCaptureFixture, sender: Any) -> None:
+    with collecting(10):
+        add(sender, "1")
+    assert not caplog.records
+    with collecting(10):
+        pass
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
 
 
 @pytest.mark.parametrize("size", [0, -3, 2.5, "a", True, None])

@@ -22,7 +22,7 @@ from kombu.exceptions import OperationalError
 from kombu.utils import functional
 
 import celery_rabbit_delay
-from celery_rabbit_delay import InvalidDelay, Options, operate
+from celery_rabbit_delay import InvalidDelay, operate
 from celery_rabbit_delay.amqp import connecting as connecting_
 from celery_rabbit_delay.amqp import schedule as schedule_
 from celery_rabbit_delay.amqp.schedule import Scheduled
@@ -400,14 +400,6 @@ def test_status_has_headings_and_hints_in_their_places(
             "2030-01-31 11:30:00Z  hourly  shop.sync\n"
             "unknown  odd  shop.sync\n",
         )
-
-
-def test_export_includes_the_levels_for_high_priorities_only_if_it_is_told_to() -> None:
-    assert "(default: no)" in " ".join(run("export", "--help").stdout.split())
-    names = [
-        {one["name"] for one in json.loads(run("export", *more).stdout)["queues"]} for more in ((), ("--priorities",))
-    ]
-    assert names[1] - names[0] == {level.queue for level in Options().high_cascade.levels}
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,6 @@ from kombu.transport import pyamqp
 
 from celery_rabbit_delay import NotRouted, Options, StreamUnavailable
 from celery_rabbit_delay.amqp import follower, limited, stream_consumer
-from celery_rabbit_delay.amqp.batch import Batch, BatchFailed
 from celery_rabbit_delay.amqp.confirms import Confirm, ConfirmedChannel, NotStored, Outgoing
 from celery_rabbit_delay.amqp.follower import Extent, Follower
 from celery_rabbit_delay.amqp.transport import DelayConnection
@@ -258,15 +257,6 @@ def test_a_refusal_to_store_says_so_in_another_process_too() -> None:
     assert "could not store the message" in str(NotStored())
     copy = pickle.loads(pickle.dumps(NotStored("why")))
     assert (type(copy), str(copy), copy.reply_text) == (NotStored, "why", "why")
-
-
-def test_a_refusal_to_store_fails_a_batch() -> None:
-    def fail() -> None:
-        with Batch().failing():
-            raise NotStored
-
-    with pytest.raises(BatchFailed, match="could not store"):
-        fail()
 
 
 @pytest.fixture

@@ -160,9 +160,9 @@ class Chosen:
         self.has_marker = True
         self.created.append(cascade.marker)
 
-    def __call__(self, broker: Any, options: Options = OPTIONS, high: bool = False) -> Any:
+    def __call__(self, broker: Any, options: Options = OPTIONS) -> Any:
         self.monkeypatch.setattr(delivery_time, "time", broker.time)
-        return create.choose(broker, options, options.high_cascade if high else options.cascade)
+        return create.choose(broker, options, options.cascade)
 
 
 @pytest.fixture
@@ -257,4 +257,3 @@ def test_only_releases_that_may_hold_messages_are_asked_and_only_if_the_option_s
     broker.server_version = version  # type: ignore[assignment]
     assert chosen(broker, Options(delivery_time=wanted))[0].by_time is asks
     assert bool(broker.asked) is asks
-    assert not chosen(broker, Options(delivery_time=wanted), high=True)[0].by_time

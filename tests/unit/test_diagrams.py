@@ -18,7 +18,7 @@ DOCS = Path(__file__).parents[2] / "docs"
 DIAGRAMS = sorted((DOCS / "diagrams").iterdir())
 OPTIONS = Options()
 CASCADE = OPTIONS.cascade
-QUEUE = Destination("", ("celery",))
+QUEUE = Destination("", "celery")
 
 
 def texts(name: str) -> list[str]:

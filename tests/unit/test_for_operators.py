@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from pathlib import Path
 
 from celery_rabbit_delay import Options
 from celery_rabbit_delay.core import streams
 from celery_rabbit_delay.core.destination import Destination
+from celery_rabbit_delay.core.levels import MOST_COMBINED
 from celery_rabbit_delay.core.topology import Topology
 from tests.kit.commands import documented_permissions, granted_by
 
@@ -27,12 +27,13 @@ def number(text: str) -> int:
 def test_the_parts_of_a_cascade_are_as_many_as_the_page_says() -> None:
     queues = list(CASCADE.queues())
     assert number("levels: queues that each") == len(CASCADE.levels)
-    assert number("for tasks whose queue was deleted") == len(queues) - len(CASCADE.levels)
+    assert number("for tasks whose outbox was deleted") == len(queues) - len(CASCADE.levels)
     assert number("exchanges: one for each level") == len(list(CASCADE.exchanges()))
     assert number("….journal.…") == len(streams.all_streams(CASCADE))
     said = " ".join(PAGE.split())
-    assert f"of five minutes has {len(queues) + 3} queues" in said
-    assert f"ten queues and six delays each {len(queues) + 10 * 7}," in said
+    each = 1 + MOST_COMBINED  # of which five minutes is one
+    assert f"of five minutes has {len(queues) + each + 1} queues" in said
+    assert f"ten queues and six more delays each {len(queues) + 10 * (each + 6)}," in said
     assert f"`outboxes=()` {len(queues) + 1000:,}." in said
     assert len(Options().outboxes) + 1 == 32
     assert "at most 32" in PAGE
@@ -52,7 +53,7 @@ def test_the_whole_lines_grant_what_the_table_says_of_the_cascade_and_no_more() 
         "worker_auto": ("worker", "publisher"),
     }
     assert granted.keys() == {*roles, "watcher"}
-    destination = Destination("", ("celery",))
+    destination = Destination("", "celery")
     topology = Topology.of([CASCADE], [destination], streams.all_streams(CASCADE), Options().outbox_ticks)
     beat = "celery-rabbit-delay.beat.shop"
     for name in (*topology.exchanges, *topology.queues, beat):
@@ -64,8 +65,7 @@ def test_the_whole_lines_grant_what_the_table_says_of_the_cascade_and_no_more() 
 
 def test_who_only_watches_can_neither_publish_nor_take_nor_delete_what_waits() -> None:
     watcher = granted_by(PAGE)["watcher"]
-    both = [CASCADE, replace(CASCADE, high=True)]
-    topology = Topology.of(both, [Destination("", ("celery",))], streams.all_streams(CASCADE), Options().outbox_ticks)
+    topology = Topology.of([CASCADE], [Destination("", "celery")], streams.all_streams(CASCADE), Options().outbox_ticks)
     recorded = {stream.name for stream in streams.all_streams(CASCADE)}
     assert not [name for name in (*topology.exchanges, *topology.queues) if re.search(watcher["configure"], name)]
     assert not [name for name in (*topology.exchanges, "", "amq.default") if re.search(watcher["write"], name)]

@@ -11,19 +11,22 @@ from hypothesis import strategies as st
 
 from celery_rabbit_delay import InvalidDelay, InvalidDestination
 from celery_rabbit_delay.core import headers as headers_
-from celery_rabbit_delay.core.destination import Destination
+from celery_rabbit_delay.core.destination import Destination, of
 from celery_rabbit_delay.core.headers import HEADER, X_DELAY_OF, X_DELAY_SENT, Delivery
 from celery_rabbit_delay.core.sent import Sent
 from celery_rabbit_delay.core.unwrap import resent, unwrap, without_native_delay
 
 NOW = datetime(2026, 7, 1, 12, tzinfo=timezone.utc)
-DESTINATION = Destination("", ("q",))
 TASK = {"task": "shop.order", "id": "1", "eta": "2026-07-01T12:00:10+00:00"}
 
 
-def addressed(wrapped: dict[str, Any], destination: Destination, delay: int = 0) -> dict[str, Any]:
-    """Return headers with the addresses that a message has in a level, on its way to an outbox with a delay."""
-    return headers_.addressed(wrapped, [destination.outbox_address(delay), destination.address])
+def arrived(wrapped: dict[str, Any], destination: Destination, **more: Any) -> Delivery:
+    """Return what a consumer receives that has passed a level, with more headers."""
+    cc = [*([wrapped[HEADER]["routing_key"]] if destination.key is None else []), destination.address()]
+    if destination.is_short_lived:
+        cc.insert(0, destination.key or "")
+    key = "@.^1" if destination.key is None or destination.is_short_lived else destination.key
+    return Delivery(destination.exchange, key, {**wrapped, "CC": cc, **more})
 
 
 def death(queue: str, **more: Any) -> dict[str, Any]:
@@ -63,234 +66,27 @@ def test_a_bad_header_is_an_error_even_beside_a_good_one() -> None:
         headers_.delay_of({**TASK, "x-delay": "soon"}, NOW)
 
 
-def test_a_wrapped_message_has_its_destination_and_due_time() -> None:
+def test_a_wrapped_message_has_what_it_was_sent_to_and_its_due_time() -> None:
     headers = headers_.wrap({"a": 1, "x-delay": 500}, "p", "orders", "new", NOW + timedelta(seconds=1))
-    assert headers == {
-        "a": 1,
-        "CC": ["new"],
-        HEADER: {"prefix": "p", "exchange": "orders", "due": 1782907201000},
-    }
+    ours = {"prefix": "p", "exchange": "orders", "routing_key": "new", "due": 1782907201000}
+    assert headers == {"a": 1, HEADER: ours}
 
 
-@pytest.mark.parametrize("headers", [{}, {"CC": ["a", "@.^1"]}, {"BCC": ["@"]}])
-def test_a_routing_key_with_the_sentinel_is_refused(headers: dict[str, Any]) -> None:
-    with pytest.raises(InvalidDestination, match="begins with the word '@'"):
-        headers_.wrap(headers, "p", "", "@.^1" if not headers else "ok", NOW)
-
-
-@pytest.mark.parametrize("value", ["queue", 5, [1], {}])
-def test_a_cc_that_rabbitmq_would_refuse_is_refused(value: Any) -> None:
-    with pytest.raises(InvalidDestination, match="must be a list of routing keys"):
-        headers_.wrap({"CC": value}, "p", "", "q", NOW)
+@pytest.mark.parametrize("name", ["CC", "BCC"])
+@pytest.mark.parametrize("value", [["copy"], ["q", "@"], "copy", 5])
+def test_a_copy_of_a_delayed_message_for_another_queue_is_refused(name: str, value: Any) -> None:
+    with pytest.raises(InvalidDestination, match=f"without the header {name}=.*send a message to each"):
+        headers_.wrap({name: value}, "p", "", "q", NOW)
+    assert name not in headers_.wrap({name: []}, "p", "", "q", NOW)
 
 
 users_headers = st.dictionaries(
     st.text(min_size=1).filter(lambda k: k not in ("CC", "BCC", HEADER, "x-delay") and not k.startswith("x-")),
     st.one_of(st.text(), st.integers()),
 )
-keys = st.text(max_size=20).filter(lambda k: not k.startswith("@"))
-
-
-@given(users_headers, st.text(max_size=20), keys, st.lists(keys, max_size=3), st.integers(1, 5))
-def test_unwrap_undoes_wrap_and_drops_deaths_in_levels(
-    users: dict[str, Any], exchange: str, key: str, cc: list[str], hops: int
-) -> None:
-    sent = {**users, **({"CC": cc} if cc else {})}
-    destination = Destination(exchange) if exchange else Destination("", (key, *cc))
-    on_the_way = addressed(headers_.wrap(sent, "p", exchange, key, NOW), destination) | {
-        "x-death": [death(f"p.delay.{n}") for n in range(hops)],
-        "x-first-death-queue": "p.delay.1",
-        "x-first-death-exchange": "p.ingest",
-        "x-first-death-reason": "expired",
-        "x-last-death-queue": "p.delay.0",
-    }
-    arrived = Delivery("p.delay.1.done", "@.^1", on_the_way)
-    assert unwrap(arrived) == (exchange, key, sent)
-
-
-@given(users_headers, st.text(max_size=20), st.text(max_size=20), st.lists(keys, max_size=3), keys)
-def test_a_message_that_comes_back_to_its_queue_is_as_the_queue_delivered_it(
-    users: dict[str, Any], exchange: str, key: str, cc: list[str], queue: str
-) -> None:
-    delivered = Delivery(exchange, key, {**users, **({"CC": cc} if cc else {})})
-    wrapped = headers_.wrap_for_return(delivered, "p", queue, NOW)
-    assert wrapped["CC"] == [queue], "no other queue gets a copy"
-    on_the_way = addressed(wrapped, Destination("", (queue,))) | {"x-death": [death("p.delay.1")]}
-    assert unwrap(Delivery("p.exit", "@.^1", on_the_way)) == delivered
-    assert resent(Delivery("p.exit", "@.^1", on_the_way)) == Delivery("", queue, users)
-
-
-def test_what_a_users_own_dead_lettering_did_to_a_message_that_came_back_stays() -> None:
-    delivered = Delivery("orders", "new", {"a": 1})
-    wrapped = headers_.wrap_for_return(delivered, "p", "shop", NOW)
-    unwrapped = unwrap(Delivery("failed", "dead", wrapped))
-    assert (unwrapped.exchange, unwrapped.routing_key) == ("failed", "dead")
-
-
-def test_a_message_without_a_queue_of_its_own_is_sent_again_as_it_was_sent_and_when() -> None:
-    """So that a cancellation counts for what is moved as well."""
-    sent = {"a": 1, X_DELAY_SENT: "5@here"}
-    headers = addressed(headers_.wrap(sent, "p", "orders", "new", NOW), Destination("orders"))
-    assert resent(Delivery("p.exit", "@.^1", headers)) == ("orders", "new", sent)
-
-
-LONG = "x" * 200  # its address is a hash
-
-
-@pytest.mark.parametrize(
-    ("exchange", "key", "destination"),
-    [
-        ("", "q", Destination("", ("q",))),
-        ("", "q", Destination("", ("q",), short_lived=True)),
-        ("", "q", Destination("", ("q", "blind copy"))),
-        ("", LONG, Destination("", (LONG, LONG + "2"))),
-        ("orders", "new", Destination("orders")),
-        ("orders", "new", Destination("orders", key="new")),
-        (LONG, LONG, Destination(LONG)),
-        (LONG, LONG, Destination(LONG, key=LONG)),
-    ],
-)
-@pytest.mark.parametrize("delay", [0, 60_000, 125])
-def test_a_message_whose_addresses_lead_to_where_it_says_is_unwrapped(
-    exchange: str, key: str, destination: Destination, delay: int
-) -> None:
-    sent = {"CC": list(destination.queues[1:])} if LONG in destination.queues else {}
-    wrapped = headers_.wrap(sent, "p", exchange, key, NOW)
-    headers = addressed(wrapped, destination, delay)
-    assert unwrap(Delivery("p.exit", "@.^1", headers)) == (exchange, key, sent)
-    straight = headers_.addressed(wrapped, [destination.address])
-    arrived = Delivery("p.exit", destination.outbox_address(delay), straight)
-    assert unwrap(arrived) == (exchange, key, sent)
-
-
-@pytest.mark.parametrize(
-    "cc",
-    [
-        ["q", "@.+other"],
-        ["q", "@.=+other"],
-        ["q", "@.60s.+other"],
-        ["q", "@.60s.+q", "@.=+other"],
-        ["q", "@.+q", "@.^4.^1"],
-        ["q", "@.orders+"],
-        ["q", "@.!" + "0" * 64],
-        ["q", "@.=!" + "0" * 64],
-        ["secret"],
-        ["q", "@.short-lived"],  # which leads to no destination
-        ["@.+q"],
-        ["secret", "@.+q"],
-        ["@.!" + "0" * 64],
-        ["q"],
-        [],
-        "q",
-    ],
-)
-def test_a_forged_message_is_left_as_it_is(cc: Any) -> None:
-    wrapped = [
-        headers_.wrap({}, "p", "", "q", NOW),
-        headers_.wrap({}, "zzz", "", "secret", NOW),  # with a prefix of its own
-        headers_.wrap_for_return(Delivery("orders", "new", {}), "p", "q", NOW),  # seems to return to its queue
-    ]
-    for headers in wrapped:
-        forged = Delivery("p.exit", "@.^1", headers | {"CC": cc})
-        assert unwrap(forged) is forged
-
-
-def test_an_earlier_dead_lettering_travels_in_our_header_and_comes_back() -> None:
-    earlier = {"x-death": [death("theirs")], "x-first-death-queue": "theirs", "x-last-death-reason": "expired"}
-    wrapped = addressed(headers_.wrap({"a": 1, **earlier}, "p", "", "q", NOW), DESTINATION)
-    assert not [key for key in wrapped if "death" in key]
-    on_the_way = wrapped | {"x-death": [death("p.delay.10")], "x-first-death-queue": "p.delay.10"}
-    assert unwrap(Delivery("p.delay.10.done", "@.^1", on_the_way)) == ("", "q", {"a": 1, **earlier})
-
-
-@pytest.mark.parametrize(
-    "ours",
-    [
-        None,
-        "text",
-        {},
-        {"prefix": 5, "exchange": "", "due": 0},
-        {"prefix": "p", "exchange": None, "due": 0},
-        {"prefix": "p", "exchange": "", "due": "soon"},
-        {"prefix": "p", "exchange": "", "due": 1 << 60},  # beyond the year 9999
-        {"prefix": "p", "exchange": "", "due": -1},
-    ],
-)
-def test_a_header_that_this_package_did_not_write_tells_nothing(ours: Any) -> None:
-    assert headers_.read_state({HEADER: ours}) is None
-
-
-@pytest.mark.parametrize(("number", "read"), [(0, 0), ((1 << 63) - 1, (1 << 63) - 1), (-1, None), (1 << 63, None)])
-def test_a_number_that_the_streams_cannot_hold_is_none(number: int, read: int | None) -> None:
-    state = headers_.read_state({HEADER: {"prefix": "p", "exchange": "", "due": 0, "n": number}})
-    assert state is not None
-    assert state.number == read
-
-
-@pytest.mark.parametrize("deaths", [None, "text", {"x-death": []}])
-def test_a_state_has_deaths_only_if_they_are_a_table(deaths: Any) -> None:
-    state = headers_.read_state({HEADER: {"prefix": "p", "exchange": "e", "due": 1000, "deaths": deaths}})
-    due = datetime(1970, 1, 1, 0, 0, 1, tzinfo=timezone.utc)
-    assert state == headers_.State("p", "e", due, {} if deaths in (None, "text") else deaths, None)
-
-
-def test_messages_of_others_are_left_alone() -> None:
-    delivery = Delivery("x", "k", {"CC": ["a"], "x-death": [death("theirs")], "x-first-death-queue": "theirs"})
-    assert unwrap(delivery) is delivery
-    forged = Delivery("x", "k", {HEADER: "not ours"})
-    assert unwrap(forged) is forged
-
-
-values = st.recursive(
-    st.one_of(st.none(), st.booleans(), st.integers(), st.text()),
-    lambda children: st.one_of(
-        st.lists(children, max_size=3),
-        st.dictionaries(st.sampled_from(["queue", "exchange", "routing-keys", "deaths", "x-death", "a"]), children),
-    ),
-)
-names_of_ours = st.sampled_from([HEADER, "CC", "x-death", "x-first-death-queue", "x-last-death-queue", "a"])
-
-
-@given(st.dictionaries(names_of_ours, values), st.text(), st.text())
-def test_no_message_whatever_its_headers_stops_a_consumer(headers: dict[str, Any], exchange: str, key: str) -> None:
-    for routing_key in (key, "@.^1"):
-        unwrapped = unwrap(Delivery(exchange, routing_key, headers))
-        assert isinstance(unwrapped.exchange, str)
-        assert isinstance(unwrapped.routing_key, str)
-
-
-def test_what_a_users_own_dead_lettering_added_after_the_delay_stays() -> None:
-    """The user's queue "shop" dead-letters to the exchange "failed" with a routing key, which drops the CC header."""
-    headers = addressed(headers_.wrap({"a": 1}, "p", "orders", "new", NOW), DESTINATION) | {
-        "x-death": [
-            death(
-                "shop",
-                **{"exchange": "p.delay.10.done", "routing-keys": ["@.^1", "new", "@.orders+"], "reason": "rejected"},
-            ),
-            death("p.delay.10"),
-        ],
-        "x-first-death-queue": "p.delay.10",
-        "x-first-death-exchange": "p.ingest",
-        "x-first-death-reason": "expired",
-    }
-    del headers["CC"]
-    unwrapped = unwrap(Delivery("failed", "dead", headers))
-    assert unwrapped.exchange == "failed"
-    assert unwrapped.routing_key == "dead"
-    assert unwrapped.headers == {
-        "a": 1,
-        "x-death": [death("shop", **{"exchange": "orders", "routing-keys": ["new"], "reason": "rejected"})],
-        "x-first-death-queue": "shop",
-        "x-first-death-exchange": "orders",
-        "x-first-death-reason": "rejected",
-    }
-
-
-def test_a_message_is_known_by_celerys_id_or_its_own() -> None:
-    assert headers_.message_id({"correlation_id": "2"}, {"id": "1"}) == "1"
-    assert headers_.message_id({"correlation_id": "2", "message_id": "3"}, {}) == "2"
-    assert headers_.message_id({"message_id": 3}, {}) == "3"
-    assert headers_.message_id({}, {}) == ""
+keys = st.text(min_size=1, max_size=20).filter(lambda k: not k.startswith("@"))
+UUID = "5a4d6f0c-6c0e-4a0e-9f0a-7a8b9c0d1e2f"
+queues = keys | st.sampled_from([UUID, "worker@host.dq2"])
 
 
 def deaths(*queues: str) -> dict[str, Any]:
@@ -305,23 +101,166 @@ def deaths(*queues: str) -> dict[str, Any]:
     }
 
 
-EARLIER = {"x-death": [death("theirs")], "x-first-death-queue": "theirs"}
+OURS = [{}, deaths("p.out.+q", "p.delay.1"), deaths("p.out.60s.+q"), {"x-death": None}, {"x-death": []}]
 
 
-@pytest.mark.parametrize("users", [{}, {"CC": ["copy"]}, EARLIER])
-@pytest.mark.parametrize("more", [{}, deaths("p.out.+q", "p.delay.1"), {"x-death": None}, {"x-death": []}])
-@pytest.mark.parametrize("straight", [False, True], ids=["through levels", "straight into its outbox"])
-def test_a_delayed_message_is_unwrapped_the_same_whichever_way_it_came(
-    users: dict[str, Any], more: Any, straight: bool
+@given(users_headers, st.just("") | keys, queues, st.booleans(), st.sampled_from(OURS))
+def test_unwrap_undoes_wrap_whichever_way_a_message_came(
+    users: dict[str, Any], exchange: str, key: str, bound: bool, more: Any
 ) -> None:
-    cc = users.get("CC", [])
-    wrapped = headers_.wrap({"a": 1, **users}, "p", "", "q", NOW, number=3)
-    destination = Destination("", ("q", *cc))
-    headers = addressed(wrapped, destination, 60_000) | more
-    if straight:
-        headers = headers_.addressed(wrapped, [destination.address]) | more
-    arrived = Delivery("p.exit", "@.60s.+q" if straight else "@.^1", headers)
-    assert unwrap(arrived) == unwrap(arrived, headers_.read_state(headers)) == ("", "q", {"a": 1, **users})
+    destination = of(exchange, key, {(exchange, key)} if bound else ())
+    came = arrived(headers_.wrap(users, "p", exchange, key, NOW, number=3), destination, **more)
+    assert unwrap(came) == unwrap(came, headers_.read_state(came.headers)) == (exchange, key, users)
+    straight = came._replace(routing_key=destination.address() if came.routing_key == "@.^1" else came.routing_key)
+    assert unwrap(straight) == (exchange, key, users)
+    state = headers_.read_state(came.headers)
+    assert state is not None
+    assert resent(came.headers, state) == (exchange, key, users)
+
+
+def returning(users: dict[str, Any], exchange: str, key: str, queue: str) -> dict[str, Any]:
+    wrapped = headers_.wrap(users, "p", exchange, key, NOW)
+    wrapped[HEADER]["queue"] = queue
+    return wrapped
+
+
+@given(users_headers, st.text(max_size=20), st.text(max_size=20), queues, st.sampled_from(OURS))
+def test_a_message_that_comes_back_to_its_queue_is_as_the_queue_delivered_it(
+    users: dict[str, Any], exchange: str, key: str, queue: str, more: Any
+) -> None:
+    came = arrived(returning(users, exchange, key, queue), Destination("", queue), **more)
+    assert unwrap(came) == (exchange, key, users)
+    state = headers_.read_state(came.headers)
+    assert state is not None
+    assert resent(came.headers, state) == ("", queue, users), "no other queue gets a copy"
+
+
+def test_what_a_users_own_dead_lettering_did_to_a_message_that_came_back_stays() -> None:
+    unwrapped = unwrap(Delivery("failed", "dead", returning({"a": 1}, "orders", "new", "shop")))
+    assert unwrapped == ("failed", "dead", {"a": 1})
+
+
+def test_a_message_is_sent_again_with_the_time_when_it_was_sent() -> None:
+    """So that a cancellation counts for what is moved as well."""
+    sent = {"a": 1, X_DELAY_SENT: "5@here"}
+    wrapped = headers_.wrap(sent, "p", "orders", "new", NOW)
+    state = headers_.read_state(wrapped)
+    assert state is not None
+    assert resent(wrapped, state) == ("orders", "new", sent)
+
+
+def test_an_earlier_dead_lettering_does_not_travel() -> None:
+    """RabbitMQ before 4.0.1 would take the message for one that goes round in circles."""
+    earlier = {"x-death": [death("theirs")], "x-first-death-queue": "theirs", "x-last-death-reason": "expired"}
+    assert headers_.wrap({"a": 1, **earlier}, "p", "", "q", NOW).keys() == {"a", HEADER}
+
+
+@pytest.mark.parametrize(
+    ("destination", "exchange", "keys"),
+    [
+        (Destination("orders"), "orders", ["@.^1", "new", "@.orders+"]),
+        (Destination("orders", "new"), "orders", ["new"]),
+        (Destination("", "new"), "", ["new"]),
+    ],
+)
+@pytest.mark.parametrize("with_key", [True, False])
+def test_what_a_users_own_dead_lettering_added_after_the_delay_stays(
+    destination: Destination, exchange: str, keys: list[str], with_key: bool
+) -> None:
+    """The user's queue "shop" dead-letters to the exchange "failed", with a routing key or with those it has."""
+    his = death("shop", **{"exchange": exchange, "routing-keys": keys, "reason": "rejected"})
+    came = arrived(
+        headers_.wrap({"a": 1}, "p", exchange, "new", NOW),
+        destination,
+        **{
+            "x-death": [his, death("p.out.orders+"), death("p.delay.10")],
+            "x-first-death-queue": "p.delay.10",
+            "x-first-death-exchange": "p.ingest",
+            "x-first-death-reason": "expired",
+        },
+    )
+    came = came._replace(exchange="failed")
+    if with_key:
+        came = came._replace(routing_key="dead", headers={k: v for k, v in came.headers.items() if k != "CC"})
+    unwrapped = unwrap(came)
+    assert (unwrapped.exchange, unwrapped.routing_key) == ("failed", "dead" if with_key else "new")
+    assert unwrapped.headers == {
+        "a": 1,
+        "x-death": [{**his, "routing-keys": ["new"]}],
+        "x-first-death-queue": "shop",
+        "x-first-death-exchange": exchange,
+        "x-first-death-reason": "rejected",
+    }
+
+
+STATE = {"prefix": "p", "exchange": "e", "routing_key": "k", "due": 0}
+
+
+@pytest.mark.parametrize(
+    "ours",
+    [
+        None,
+        "text",
+        {},
+        {**STATE, "prefix": 5},
+        {**STATE, "exchange": None},
+        {**STATE, "routing_key": 5},
+        {**STATE, "due": "soon"},
+        {**STATE, "due": 1 << 60},  # beyond the year 9999
+        {**STATE, "due": -1},
+    ],
+)
+def test_a_header_that_this_package_did_not_write_tells_nothing(ours: Any) -> None:
+    assert headers_.read_state({HEADER: ours}) is None
+
+
+@pytest.mark.parametrize(("number", "read"), [(0, 0), ((1 << 63) - 1, (1 << 63) - 1), (-1, None), (1 << 63, None)])
+def test_a_number_that_the_streams_cannot_hold_is_none(number: int, read: int | None) -> None:
+    state = headers_.read_state({HEADER: {**STATE, "n": number}})
+    assert state is not None
+    assert state.number == read
+
+
+@pytest.mark.parametrize(("queue", "destination"), [(None, ("e", "k")), ("q", ("", "q")), (5, ("e", "k"))])
+def test_a_state_says_where_a_message_goes(queue: Any, destination: tuple[str, str]) -> None:
+    state = headers_.read_state({HEADER: {**STATE, "due": 1000, "queue": queue}})
+    due = datetime(1970, 1, 1, 0, 0, 1, tzinfo=timezone.utc)
+    assert state == headers_.State("p", "e", "k", due, None, queue if queue == "q" else None)
+    assert state.destination == destination
+
+
+def test_messages_of_others_are_left_alone() -> None:
+    delivery = Delivery("x", "k", {"CC": ["a"], "x-death": [death("theirs")], "x-first-death-queue": "theirs"})
+    assert unwrap(delivery) is delivery
+    forged = Delivery("x", "k", {HEADER: "not ours"})
+    assert unwrap(forged) is forged
+
+
+values = st.recursive(
+    st.one_of(st.none(), st.booleans(), st.integers(), st.text()),
+    lambda children: st.one_of(
+        st.lists(children, max_size=3),
+        st.dictionaries(
+            st.sampled_from(["queue", "exchange", "routing_key", "routing-keys", "prefix", "due", "a"]), children
+        ),
+    ),
+)
+names_of_ours = st.sampled_from([HEADER, "CC", "x-death", "x-first-death-queue", "x-last-death-queue", "a"])
+
+
+@given(st.dictionaries(names_of_ours, values), st.text(), st.text())
+def test_no_message_whatever_its_headers_stops_a_consumer(headers: dict[str, Any], exchange: str, key: str) -> None:
+    for routing_key in (key, "@.^1"):
+        unwrapped = unwrap(Delivery(exchange, routing_key, headers))
+        assert isinstance(unwrapped.exchange, str)
+        assert isinstance(unwrapped.routing_key, str)
+
+
+def test_a_message_is_known_by_celerys_id_or_its_own() -> None:
+    assert headers_.message_id({"correlation_id": "2"}, {"id": "1"}) == "1"
+    assert headers_.message_id({"correlation_id": "2", "message_id": "3"}, {}) == "2"
+    assert headers_.message_id({"message_id": 3}, {}) == "3"
+    assert headers_.message_id({}, {}) == ""
 
 
 def test_a_task_says_when_it_was_sent_and_its_retries_say_the_same() -> None:
@@ -336,7 +275,7 @@ def delivered(id_: str = "parent", retries: int = 0) -> dict[str, Any]:
     """Return the headers that a task has when it runs, after it has waited with stamps."""
     sent = {"task": "t", "id": id_, "retries": retries, "stamps": {"customer": "7"}, X_DELAY_SENT: 5}
     wrapped = headers_.wrap(sent, "p", "", "q", NOW, number=7)
-    return dict(unwrap(Delivery("p.exit", "@.^1", addressed(wrapped, DESTINATION))).headers)
+    return dict(unwrap(Delivery("", "q", wrapped)).headers)
 
 
 def copied(**more: Any) -> dict[str, Any]:

@@ -275,8 +275,8 @@ def test_the_switch_leaves_an_app_as_it_is_and_says_so(
     assert caplog.messages == [
         "CELERY_RABBIT_DELAY=off: Celery runs all delayed tasks; celery-rabbit-delay does nothing"
     ]
-    with celery_rabbit_delay.batch(app) as producer:
-        assert producer.connection.transport.driver_type == "amqp"
+    with celery_rabbit_delay.batch(app):
+        pass  # nothing is collected, so nothing warns of it
     caplog.clear()
     after_setup_logger.send(sender=None)  # as a worker does, once it logs to its file
     assert caplog.messages == [

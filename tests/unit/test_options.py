@@ -111,52 +111,14 @@ def test_only_the_first_outboxes_take_the_rest_of_a_delay_that_is_not_round() ->
 
 
 def test_a_route_uses_only_outboxes_that_it_may() -> None:
-    options = Options(outboxes=[60, 300])
-    for usable in ((), (480,), (2400,)):
-        assert options.route(options.cascade, 2400, outboxes=usable).outbox in (0, *usable)
-    levels, outbox = options.route(options.cascade, 2400, outboxes=())
-    assert ([level.ticks for level in levels], outbox) == ([2048, 256, 64, 32], 0)
-
-
-def test_a_message_that_waited_in_a_batch_keeps_its_outbox_if_it_is_barely_late() -> None:
-    options = Options()
-    asked = 480
-    for waited, keeps in ((0, True), (1, True), (4, True), (5, False)):
-        route = options.route(options.cascade, asked - waited, asked)
-        assert (route == ((), 480)) is keeps
-    assert len(Options(slack=0).route(options.cascade, asked - 2, asked).levels) > 0
-    assert options.route(options.cascade, 24, asked) == options.route(options.cascade, 24)
-
-
-@pytest.mark.parametrize("slack", [0, 0.001, (0.1, 0.9)])
-def test_the_outboxes_that_a_message_should_have_are_those_that_it_would_use(slack: Any) -> None:
-    options = Options(slack=slack, max_delay=7200)
-    for ticks in (*range(1, 700), 2397, 4797, 4799, 4800, 28_799):
-        wanted, chosen = (
-            options.wanted(options.cascade, ticks, ticks),
-            options.route(options.cascade, ticks, ticks).outbox,
-        )
-        assert chosen in (0, *wanted.outboxes)
-        assert bool(chosen) == bool(wanted.outboxes)
-        assert wanted.exact in (0, chosen)
-
-
-@pytest.mark.parametrize("version", [(4, 0), (4, 0, 9), (4, 2, 5)])
-def test_only_quorum_levels_of_4_0_to_4_2_part_by_priority(version: tuple[int, ...]) -> None:
-    for priority, high in ((None, False), (0, False), (4, False), (5, True), (255, True)):
-        assert Options().cascade_for(priority, version).high is high
-
-
-@pytest.mark.parametrize("version", [(3, 10), (3, 13, 7), (4, 3), (4, 3, 1), (5, 0)])
-def test_elsewhere_all_priorities_share_the_levels(version: tuple[int, ...]) -> None:
-    for priority in (None, 0, 9, 255):
-        assert Options().cascade_for(priority, version) == Options().cascade
-
-
-def test_there_is_a_cascade_for_priorities_where_levels_keep_them_apart() -> None:
-    options = Options()
-    assert [cascade.high for cascade in options.cascades(priorities=True)] == [False, True]
-    assert options.cascades(priorities=False) == [options.cascade]
+    options = Options(outboxes=[5, 10, 15, 60, 90, 300])
+    cascade = options.cascade
+    assert options.route(cascade, 2400) == ((), 2400)
+    assert options.route(cascade, 2400, exact=False).outbox in (0, *options.combined)
+    for ticks in (40, 41, 480, 2400):  # the outbox of short-lived queues has no delay
+        levels, outbox = options.route(cascade, ticks, (), exact=False)
+        assert (sum(level.ticks for level in levels), outbox) == (ticks, 0)
+        assert options.route(options.by_time_cascade, ticks) == ((), 0)
 
 
 def test_options_are_equal_printable_and_picklable_by_value() -> None:

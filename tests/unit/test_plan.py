@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 
 from celery_rabbit_delay import InvalidDelay, InvalidDestination, Options
 from celery_rabbit_delay.core import plan, streams
-from celery_rabbit_delay.core.changes import Changes
-from celery_rabbit_delay.core.destination import Declarations, Destination
-from celery_rabbit_delay.core.headers import HEADER, Delivery, State, read_state
+from celery_rabbit_delay.core.destination import Destination
+from celery_rabbit_delay.core.headers import HEADER, X_DELAY_SENT, Delivery, State, read_state
 from celery_rabbit_delay.core.plan import Now, Plan
 from celery_rabbit_delay.core.unwrap import unwrap
 
@@ -30,23 +29,32 @@ def message(headers: Any = (), **properties: Any) -> Any:
 
 def new(headers: Any = (), delay: int = MINUTE, options: Any = (), **properties: Any) -> Plan:
     sent, chosen = message(**properties), options if isinstance(options, Options) else Options(**dict(options))
-    return plan.of_new(sent, dict(headers), "", "q", delay, NOW, chosen, Declarations())
+    return plan.of_new(sent, dict(headers), "", "q", delay, NOW, chosen)
 
 
 def test_a_new_message_is_due_by_both_clocks_and_goes_to_its_queue() -> None:
     planned = new({"task": "t"}, options={"journal": None}, priority=3)
     state = read_state(planned.headers)
     assert state is not None
-    assert (planned.due, planned.delay) == (NOW.monotonic + 60_000_000_000, MINUTE)
+    assert planned.due == NOW.monotonic + 60_000_000_000
     assert state.due == NOW.utc + timedelta(seconds=60)
     assert planned.due_ms == 1893456060000
-    assert planned.destination == Destination("", ("q",))
+    assert planned.destination == Destination("", "q")
     assert (planned.stream, planned.priority) == (None, 3)
     assert "n" not in planned.headers[HEADER]
 
 
-def test_queues_in_other_keys_are_its_destination_too() -> None:
-    assert new({"CC": ["r"], "BCC": ["s"]}).destination == Destination("", ("q", "r", "s"))
+def test_a_key_with_which_a_queue_is_bound_has_a_destination_of_its_own() -> None:
+    def destination(*bound: tuple[str, str]) -> Destination:
+        return plan.of_new(message(), {}, "orders", "new", MINUTE, NOW, Options(), bound).destination
+
+    assert destination(("orders", "new")) == Destination("orders", "new")
+    assert destination(("orders", "old")) == Destination("orders")
+
+
+def test_what_has_an_id_says_when_it_was_sent() -> None:
+    assert X_DELAY_SENT in new({"id": "7"}).headers
+    assert X_DELAY_SENT not in new().headers
 
 
 def test_the_maximum_is_allowed_and_beyond_it_is_an_error_that_names_it() -> None:
@@ -102,48 +110,34 @@ def test_without_streams_nothing_is_recorded() -> None:
     assert new({"task": "t"}, options=without).stream is None
 
 
-def test_the_record_of_a_copy_that_is_not_stored_can_be_made_void() -> None:
-    recorded = new({"task": "t"})
-    known = Changes(lambda: 0.0)
-    known.apply(recorded.void or b"")
-    assert known.voids(recorded.number)
-    assert new({"task": "t"}, SECOND).void is None, "it has no record"
+RECEIVED = Delivery("orders", "new", {"task": "t", "id": "7"})
 
 
-RECEIVED = Delivery("orders", "new", {"task": "t", "id": "7", "CC": ["copy"]})
-
-
-def test_a_received_message_returns_to_its_queue_alone_and_is_recorded() -> None:
-    due, queue = NOW.utc + timedelta(seconds=60), Destination("", ("q",))
-    planned = plan.of_received(message(), RECEIVED, queue, due, NOW, Options(journal=60))
-    assert (planned.destination, planned.delay, planned.due) == (queue, MINUTE, NOW.monotonic + 60_000_000_000)
-    assert planned.headers["CC"] == ["q"]
-    assert planned.stream is not None
-    assert unwrap(Delivery(f"{Options().cascade.root}.exit", "@.=+q", planned.headers)).routing_key == "@.=+q"
-    assert plan.of_received(message(), RECEIVED, queue, due, NOW, Options(journal=None)).stream is None
+@pytest.mark.parametrize(("journal", "recorded"), [(60, True), (None, False)])
+def test_a_received_message_returns_to_its_queue_alone(journal: float | None, recorded: bool) -> None:
+    due = NOW.utc + timedelta(seconds=60)
+    planned = plan.of_received(message(), RECEIVED, "q", due, NOW, Options(journal=journal))
+    assert (planned.destination, planned.due) == (Destination("", "q"), NOW.monotonic + 60_000_000_000)
+    assert (planned.stream is not None) is ("n" in planned.headers[HEADER]) is recorded
+    assert unwrap(Delivery("", "q", planned.headers)) == RECEIVED
+    with pytest.raises(InvalidDelay, match="more than the option max_delay"):
+        plan.of_received(message(), RECEIVED, "q", due, NOW, Options(max_delay=59))
 
 
 @pytest.mark.parametrize("number", [5, None])
 def test_a_message_that_came_before_its_delivery_time_keeps_its_number_and_its_record(number: int | None) -> None:
-    due, queue = NOW.utc + timedelta(seconds=600), Destination("", ("q",))
-    early = State("root", "orders", due, {}, number=number)
-    planned = plan.of_received(message(), RECEIVED, queue, due, NOW, Options(journal=0), early)
+    due = NOW.utc + timedelta(seconds=600)
+    early = State("root", "orders", "new", due, number=number)
+    planned = plan.of_received(message(), RECEIVED, "q", due, NOW, Options(journal=0), early)
     assert planned.came_early
     assert (planned.stream, planned.headers[HEADER].get("n")) == (None, number)
-    state = read_state(planned.headers)
-    assert state is not None
-    assert (state.due, state.routing_key) == (due, "new")
+    assert read_state(planned.headers) == State(Options().cascade.root, "orders", "new", due, number, "q")
 
 
-@pytest.mark.parametrize("returns", [False, True])
-def test_an_orphan_waits_once_more_with_its_number(returns: bool) -> None:
-    due = NOW.utc + timedelta(seconds=60)
-    state = State("root", "orders", due, {}, "new" if returns else None, ("copy",) if returns else (), 5)
-    orphan = message({"task": "t"})
-    exchange, key = ("", "q") if returns else ("orders", "new")
-    planned = plan.of_orphan(orphan, exchange, key, state, MINUTE, NOW, Options(journal=0), Declarations())
-    assert planned.destination == (Destination("", ("q",)) if returns else Destination("orders"))
+@pytest.mark.parametrize("queue", ["q", None])
+def test_an_orphan_waits_once_more_with_its_number(queue: str | None) -> None:
+    state = State(Options().cascade.root, "orders", "new", NOW.utc + timedelta(seconds=60), 5, queue)
+    planned = plan.of_orphan(message({"task": "t"}), state, MINUTE, NOW, Options(journal=0))
+    assert planned.destination == (Destination("", "q") if queue else Destination("orders"))
     assert (planned.number, planned.stream) == (5, None)
-    found = read_state(planned.headers)
-    assert found is not None
-    assert (found.routing_key, list(found.cc), found.exchange) == (state.routing_key, list(state.cc), "orders")
+    assert read_state(planned.headers) == state

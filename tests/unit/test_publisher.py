@@ -1,366 +1,441 @@
-"""A publisher creates each outbox that it needs once, and repairs what was deleted. No broker is contacted."""
+"""A publisher learns from the broker's answers which outboxes there are, and repairs what was deleted.
+
+No broker is contacted.
+"""
 
 from __future__ import annotations
 
-import random
 import time
-from dataclasses import replace
+from collections import Counter
+from collections.abc import Iterator
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from amqp import Message
-from amqp.exceptions import InternalError, PreconditionFailed, RecoverableConnectionError, ResourceError
+from amqp.exceptions import AccessRefused, PreconditionFailed
 from freezegun import freeze_time
 
 from celery_rabbit_delay import (
-    CascadeConflict,
-    InvalidDestination,
+    CascadeMissing,
+    DestinationNotFound,
     LimitReached,
+    MessageRefused,
     NotPermitted,
+    NotRouted,
     Options,
 )
 from celery_rabbit_delay.amqp import create, declare, publisher, routes
 from celery_rabbit_delay.amqp.confirms import NotStored, Outgoing
 from celery_rabbit_delay.amqp.delivery_time import BrokerClock
 from celery_rabbit_delay.amqp.publisher import DelayedPublisher
-from celery_rabbit_delay.amqp.routes import Process
+from celery_rabbit_delay.amqp.routes import AGAIN, OFTEN, Routes
 from celery_rabbit_delay.core.destination import Destination
-from celery_rabbit_delay.core.headers import X_DELIVERY_TIME
+from celery_rabbit_delay.core.headers import HEADER, X_DELIVERY_TIME
 from celery_rabbit_delay.core.plan import Plan
 
-DESTINATION = Destination("", ("q",))
-
-
-SHORT_LIVED = Destination("", ("amq.gen-1",), short_lived=True)
-MINUTE = 480  # ticks
-
-
-@pytest.fixture(autouse=True)
-def still(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let no time pass: of a remaining delay fewer ticks may be left."""
-    for clock in ("monotonic_ns", "time_ns"):
-        monkeypatch.setattr(time, clock, partial(int, getattr(time, clock)()))
+QUEUE, EXCHANGE, KEY = Destination("", "q"), Destination("orders"), Destination("orders", "new")
+SHORT_LIVED = Destination("", "amq.gen-1")
+MINUTE, HOUR = 480, 28_800  # ticks
+LEVELS = "@.^8.^7.^4"  # of a minute but 10 s
 
 
 class Client:
     """A `kombu.Connection`, of which only the identity is of interest."""
 
 
-class Parts:
-    """Takes the place of the functions that declare, and of a connection."""
+class Broker:
+    """Takes the place of the functions that declare, and of connections, and returns what no outbox takes."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, options: Options, high: bool = False) -> None:
-        self.declared: list[tuple[Destination, list[int]]] = []
-        self.asked: list[int] = []
-        self.sent: list[str] = []
-        self.refused: set[int] = set()
-        self.refusal_to_create: type[Exception] = LimitReached
-        self.bound_by_user: list[Destination] = []
-        self.options = options
-        self.cascade = options.high_cascade if high else options.cascade
-        self.client: Any = Client()  # or what is known of it would be collected
-        self.connection: Any = SimpleNamespace(
-            client=self.client, host="localhost", virtual_host="/", seconds_left=lambda: None, must_not_wait=False
-        )
-        declaring = SimpleNamespace(connection=self.connection)
-        self.channel = SimpleNamespace(
-            get_channel=lambda: declaring, send=self.take, wait=self.wait, server_version=(4, 1, 0)
-        )
-        monkeypatch.setattr(publisher, "ConfirmedChannel", lambda connection: self.channel)
-        self.again()
-        for name in ("bind_destination", "require_cascade", "require_route", "outbox_exists"):
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.has_cascade = True
+        self.destinations = {QUEUE, EXCHANGE, KEY, SHORT_LIVED}
+        self.declared: set[tuple[Destination, int]] = set()
+        self.bound: set[tuple[Destination, int]] = set()
+        self.is_new = False  # whether the outboxes that each destination has were just created
+        self.did: list[str] = []
+        self.refusal: Exception | None = None  # to declare an outbox
+        self.answers: list[Exception] = []  # to the next messages
+        self.sent: list[Outgoing] = []
+        self.version: tuple[int, ...] = (4, 3, 0)
+        self.client = Client()  # or what is known of it would be collected
+        for name in ("exists", "require_cascade", "require_destination", "require_route", "lead_to", "bind_outbox"):
             monkeypatch.setattr(declare, name, getattr(self, name))
+        monkeypatch.setattr(declare, "declare_queue", self.declare_queue)
+        for module in (create, routes):
+            monkeypatch.setattr(module, "create_cascade", self.create_cascade)
+        monkeypatch.setattr(publisher, "ConfirmedChannel", lambda connection: self.channel)
+        monkeypatch.setattr(routes, "_all", {})
+        self.channel: Any = SimpleNamespace(
+            get_channel=lambda: None,
+            unanswered=0,
+            send=self.send,
+            wait=self.wait,
+            reset=partial(self.did.append, "reset"),
+        )
 
-    def again(self) -> Parts:
-        """Connect again."""
-        self.publisher = DelayedPublisher(self.connection, self.cascade, self.options, self.bind_for_user)
-        return self
+    def connect(self, options: Options, through_levels: bool = True) -> DelayedPublisher:
+        self.channel.server_version = self.version
+        connection: Any = SimpleNamespace(
+            host="localhost",
+            virtual_host="/",
+            server_version=self.version,
+            client=self.client,
+            read_all=lambda: None,
+        )
+        return DelayedPublisher(connection, options, through_levels)
 
-    def bind_for_user(self, cascade: Any, destination: Destination) -> None:
-        self.bound_by_user.append(destination)
+    def exists(self, ask_for: Any, channel: Any, name: str) -> bool:
+        self.did.append("look")
+        return self.has_cascade
 
-    def bind_destination(
-        self, channel: Any, cascade: Any, destination: Destination, outboxes: Any, check: bool = False, seen: Any = ()
-    ) -> None:
-        if refused := self.refused.intersection(outboxes):
-            raise self.refusal_to_create(f"an outbox of {refused} ticks is refused")
-        self.declared.append((destination, list(outboxes)))
+    def create_cascade(self, channel: Any, cascade: Any) -> None:
+        self.did.append("create")
+        self.has_cascade = True
 
     def require_cascade(self, channel: Any, cascade: Any) -> None:
-        pass
+        self.did.append("look")
+        if not self.has_cascade:
+            raise CascadeMissing("run setup")
 
-    def require_route(self, channel: Any, cascade: Any, destination: Destination) -> None:
-        pass
+    def require_destination(self, channel: Any, destination: Destination) -> None:
+        if destination not in self.destinations:
+            raise DestinationNotFound("declare it")
 
-    def outbox_exists(self, channel: Any, cascade: Any, destination: Destination, outbox: int) -> bool:
-        self.asked.append(outbox)
-        return True
+    def require_route(self, channel: Any, cascade: Any, destination: Destination, outboxes: Any) -> Any:
+        self.did.append("require")
+        self._age()
+        return tuple(ticks for ticks in outboxes if (destination, ticks) in self.bound)
 
-    def take(self, outgoing: Outgoing) -> Outgoing:
-        self.last = outgoing
+    def lead_to(self, channel: Any, cascade: Any, destination: Destination, outboxes: Any) -> None:
+        self.did.append("lead")
+        there = {(destination, ticks) for ticks in outboxes}
+        self.declared, self.bound = self.declared | there, self.bound | there
+        self._age()
+
+    def _age(self) -> None:
+        """Let outboxes be safe at once that are not `is_new`."""
+        declare.SAVED_AFTER = 1.5 if self.is_new else 0
+
+    def declare_queue(self, channel: Any, queue: Any) -> None:
+        self.did.append("declare")
+        declare.SAVED_AFTER = 1.5
+        if self.refusal:
+            raise self.refusal
+        ticks, destination = Options().cascade.outbox_of(queue.name) or (0, QUEUE)
+        self.declared.add((destination, ticks))
+
+    def bind_outbox(self, channel: Any, cascade: Any, destination: Destination, ticks: int) -> None:
+        if (destination, ticks) not in self.declared:
+            raise CascadeMissing("it was deleted")
+        self.did.append("bind")
+        self.bound.add((destination, ticks))
+
+    def send(self, outgoing: Outgoing, on_answer: Any = None) -> Outgoing:
+        self.sent.append(outgoing)
+        if on_answer:
+            on_answer(self._answer(outgoing))
         return outgoing
 
     def wait(self, outgoing: Outgoing) -> None:
-        self.sent.append(outgoing.key)
+        if answer := self._answer(outgoing):
+            raise answer
 
-    def send(self, seconds: float, destination: Destination = DESTINATION) -> str:
-        """Publish a message; return its routing key."""
-        delay = int(seconds * 1_000_000)
-        self.publisher.publish(Plan(Message("x"), {"CC": []}, destination, time.monotonic_ns() + delay * 1000, delay))
-        return self.sent[-1]
-
-
-def by_time(parts: Parts, monkeypatch: pytest.MonkeyPatch) -> list[BrokerClock | None]:
-    """Let the publisher find out that messages wait, with these clocks, one after the other, the last one for good."""
-    clocks: list[BrokerClock | None] = [BrokerClock(1000, time.monotonic_ns(), 0)]
-
-    def choose(channel: Any, options: Options, cascade: Any) -> Any:
-        clock = clocks.pop(0) if clocks[1:] else clocks[0]
-        return (replace(cascade, by_time=True), clock) if clock else (cascade, None)
-
-    monkeypatch.setattr(create, "choose", choose)
-    parts.publisher.choose_way()
-    return clocks
-
-
-def test_where_messages_wait_for_a_delivery_time_each_takes_the_outbox_without_a_delay(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    parts = Parts(monkeypatch, Options())
-    by_time(parts, monkeypatch)
-    for seconds in (60, 64.125):
-        before = time.monotonic_ns()
-        assert parts.send(seconds) == "@.+q"
-        due = before + int(seconds * 1e9)
-        assert due // 1_000_000 <= parts.last.message.headers[X_DELIVERY_TIME] <= due // 1_000_000 + 10_000
-        assert parts.last.exchange == parts.cascade.outbox_ingest
-    assert parts.declared == [(DESTINATION, [0])]
-    assert parts.publisher.writer.cascade.by_time, "or a missing stream would come with levels"
-
-
-def test_each_message_goes_the_way_that_the_process_has_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    parts = Parts(monkeypatch, Options())
-    clocks = by_time(parts, monkeypatch)
-    assert parts.send(60) == "@.+q"
-    clocks[:] = [None]
-    parts.publisher.chooses = False
-    assert parts.send(60) == "@.+q"
-    parts.publisher.chooses = True
-    assert parts.send(300) == "@.300s.+q"
-    assert X_DELIVERY_TIME not in parts.last.message.headers
+    def _answer(self, outgoing: Outgoing) -> Exception | None:
+        if self.answers:
+            return self.answers.pop(0)
+        if not self.has_cascade:
+            return NotRouted("no queue took it")
+        if outgoing.exchange.endswith(".outboxes"):
+            addresses = {to.address(ticks * 125) for to, ticks in self.bound}
+            return None if outgoing.key in addresses else NotRouted("no queue took it")
+        return None
 
 
 @pytest.fixture
-def from_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let each delay of an outbox be one that is used often."""
-    monkeypatch.setattr(routes, "_OFTEN", 1)
+def clock() -> Iterator[Any]:
+    with freeze_time() as frozen:
+        yield frozen
 
 
-@pytest.mark.usefixtures("from_the_first")
-def test_an_outbox_is_created_with_the_route_to_its_destination_and_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    parts = Parts(monkeypatch, Options())
-    assert parts.send(60) == parts.send(60) == "@.60s.+q"
-    assert parts.declared == [(DESTINATION, [0, MINUTE])]
-    assert parts.send(300) == "@.300s.+q"
-    assert parts.declared[1:] == [(DESTINATION, [5 * MINUTE])]
-    assert parts.send(64.125) == "@.^9.^0", "powers alone are as short"
-    assert parts.send(69) == "@.^9"
-    assert parts.declared[2:] == [(DESTINATION, [40, 80, 120])], "those that any delay may end in come together"
-    parts.publisher.routes.forget("q")
-    assert parts.send(300) == "@.300s.+q"
-    assert parts.declared[3:] == [(DESTINATION, [0, 5 * MINUTE])]
+@pytest.fixture
+def broker(monkeypatch: pytest.MonkeyPatch, clock: Any) -> Broker:
+    monkeypatch.setattr(time, "sleep", clock.tick)
+    monkeypatch.setattr(declare, "SAVED_AFTER", 1.5)
+    return Broker(monkeypatch)
 
 
-@pytest.mark.usefixtures("from_the_first")
-@pytest.mark.parametrize("options", [Options(), Options(declare="passive")], ids=["auto", "passive"])
-def test_an_outbox_is_used_only_when_the_broker_has_certainly_written_it_down(
-    monkeypatch: pytest.MonkeyPatch, options: Options, process: Process
+def plan(seconds: float, destination: Destination = QUEUE, **properties: Any) -> Plan:
+    headers = {HEADER: {"routing_key": "new"}}
+    due = time.monotonic_ns() + int(seconds * 10**9)
+    return Plan(Message("x", **properties), headers, destination, due)
+
+
+def publish(by: DelayedPublisher, broker: Any, seconds: float, destination: Destination = QUEUE) -> str:
+    """Publish a message; return the key with which it was stored."""
+    by.publish(plan(seconds, destination))
+    return str(broker.sent[-1].key)
+
+
+def test_a_destination_is_looked_at_and_led_to_once_per_process(broker: Broker) -> None:
+    for _ in range(2):  # connections
+        for _ in range(2):
+            assert publish(broker.connect(Options()), broker, 10) == "@.10s.+q"
+    assert broker.did == ["look", "lead"]
+    publish(broker.connect(Options()), broker, 10, EXCHANGE)
+    assert broker.did == ["look", "lead", "lead"], "the cascade is looked for once"
+    publish(broker.connect(Options(prefix="other")), broker, 0.5)
+    assert broker.did[3:] == ["look", "lead"]
+
+
+def test_a_cascade_that_is_missing_is_created_and_with_passive_it_is_an_error(broker: Broker) -> None:
+    broker.has_cascade = False
+    with pytest.raises(CascadeMissing):
+        publish(broker.connect(Options(declare="passive")), broker, 10)
+    assert publish(broker.connect(Options()), broker, 10) == "@.10s.+q"
+    assert broker.did == ["look", "look", "create", "lead"]
+
+
+def test_a_destination_that_does_not_exist_is_an_error_until_it_does(broker: Broker) -> None:
+    broker.destinations.clear()
+    by = broker.connect(Options())
+    with pytest.raises(DestinationNotFound):
+        publish(by, broker, 10)
+    broker.destinations.add(QUEUE)
+    assert publish(by, broker, 10) == "@.10s.+q"
+    passive = broker.connect(Options(declare="passive"))
+    assert publish(passive, broker, 10) == "@.10s.+q"
+    assert broker.did[-2:] == ["look", "require"]
+
+
+@pytest.mark.parametrize(
+    ("destination", "key", "cc"),
+    [
+        (QUEUE, "@.^5", ["@.+q"]),
+        (EXCHANGE, "@.^5", ["@.orders+", "new"]),
+        (KEY, "@.^5", ["@.orders+new"]),
+        (SHORT_LIVED, "@.^5", ["@.short-lived", "amq.gen-1"]),
+    ],
+)
+def test_a_message_carries_the_address_of_its_outbox_and_the_key_that_this_does_not_set(
+    broker: Broker, destination: Destination, key: str, cc: list[str]
 ) -> None:
-    monkeypatch.setattr(declare, "SAVED_AFTER", 60)
-    parts = Parts(monkeypatch, options)
-    assert parts.send(60) == parts.send(60) == "@.^8.^7.^6.^5"
-    assert parts.declared == [(DESTINATION, [0, MINUTE])] * (options.declare == "auto")
-    other = parts.again()
-    assert other.send(60) == "@.^8.^7.^6.^5"
-    process.safe_from.update(dict.fromkeys(process.safe_from, time.monotonic()))
-    assert parts.again().send(60) == "@.60s.+q", "what one connection has seen, the next one uses"
-    assert parts.send(300) == "@.^11.^8.^6.^5"
+    assert publish(broker.connect(Options(outboxes=())), broker, 4, destination) == key
+    assert broker.sent[-1].message.headers["CC"] == cc
 
 
-@pytest.mark.parametrize("options", [Options(), Options(declare="passive")], ids=["auto", "passive"])
+def test_short_lived_queues_are_looked_at_each_time_and_have_no_outboxes(broker: Broker) -> None:
+    by = broker.connect(Options())
+    assert [publish(by, broker, 10, SHORT_LIVED) for _ in range(2)] == ["@.^6.^4"] * 2
+    assert broker.did == ["look"]
+    broker.destinations.clear()
+    with pytest.raises(DestinationNotFound):
+        publish(by, broker, 10, SHORT_LIVED)
+
+
+def test_an_outbox_that_returns_messages_is_declared_if_it_is_missed_often_and_bound_when_it_is_safe(
+    broker: Broker, clock: Any
+) -> None:
+    by = broker.connect(Options())
+    keys = [publish(by, broker, 60) for _ in range(OFTEN + 2)]
+    assert keys == [LEVELS] * (OFTEN + 2)
+    assert Counter(outgoing.key for outgoing in broker.sent)["@.60s.+q"] == 1, "it is tried once"
+    assert broker.did[2:] == ["declare"]
+    clock.tick(declare.SAVED_AFTER - 0.1)
+    assert publish(broker.connect(Options()), broker, 60) == LEVELS, "also through the next connection"
+    clock.tick(0.2)
+    assert publish(by, broker, 60) == publish(by, broker, 60) == "@.60s.+q"
+    assert broker.did[2:] == ["declare", "bind"]
+
+
+def test_an_outbox_that_is_missed_now_and_then_is_tried_again_and_not_declared(broker: Broker, clock: Any) -> None:
+    by = broker.connect(Options())
+    for _ in range(3):
+        assert [publish(by, broker, 3600)[:3] for _ in range(OFTEN - 1)] == ["@.^"] * (OFTEN - 1)
+        clock.tick(AGAIN)
+    broker.declared.add((QUEUE, HOUR))  # another process has made it
+    broker.bound.add((QUEUE, HOUR))
+    assert publish(by, broker, 3600) == "@.3600s.+q"
+    assert "declare" not in broker.did
+
+
+def test_who_creates_nothing_tries_again_and_does_with_the_outboxes_that_there_are(broker: Broker, clock: Any) -> None:
+    by = broker.connect(Options(declare="passive"))
+    broker.lead_to(None, None, QUEUE, (0,))
+    assert {publish(by, broker, 60) for _ in range(3 * OFTEN)} == {"@.^8.^7.^6.^5"}
+    clock.tick(AGAIN)
+    assert publish(by, broker, 60) == "@.^8.^7.^6.^5"
+    assert "declare" not in broker.did
+
+
+@pytest.mark.parametrize("refusal", [LimitReached("no more"), NotPermitted("it may not")])
+def test_an_outbox_that_cannot_be_created_costs_hops_and_no_message_and_is_tried_seldom(
+    broker: Broker, clock: Any, caplog: pytest.LogCaptureFixture, refusal: Exception
+) -> None:
+    by = broker.connect(Options())
+    broker.refusal = refusal
+    assert {publish(by, broker, 60) for _ in range(3 * OFTEN)} == {LEVELS}
+    assert broker.did.count("declare") == len(caplog.records) == 1
+    assert str(refusal) in caplog.text
+    clock.tick(AGAIN)
+    broker.refusal = None
+    for _ in range(OFTEN):
+        publish(by, broker, 60)
+    clock.tick(declare.SAVED_AFTER)
+    assert publish(by, broker, 60) == "@.60s.+q"
+
+
+def test_an_outbox_that_is_deleted_before_it_is_bound_is_missed_again(broker: Broker, clock: Any) -> None:
+    by = broker.connect(Options())
+    for _ in range(OFTEN):
+        publish(by, broker, 60)
+    broker.declared.discard((QUEUE, MINUTE))
+    clock.tick(declare.SAVED_AFTER)
+    assert publish(by, broker, 60) == LEVELS
+    clock.tick(AGAIN)
+    for _ in range(OFTEN):
+        publish(by, broker, 60)
+    clock.tick(declare.SAVED_AFTER)
+    assert publish(by, broker, 60) == "@.60s.+q"
+
+
+def test_an_outbox_that_each_destination_has_is_created_again(broker: Broker) -> None:
+    by = broker.connect(Options())
+    publish(by, broker, 10)
+    broker.bound.clear()
+    assert publish(by, broker, 10) == "@.10s.+q"
+    assert broker.did == ["look", "lead", "lead"]
+
+
+def test_a_cascade_that_was_deleted_is_created_again_but_not_for_ever(broker: Broker) -> None:
+    by = broker.connect(Options())
+    publish(by, broker, 4)
+    broker.has_cascade = False
+    publish(by, broker, 4)
+    assert broker.did == ["look", "lead", "create", "look", "lead"]
+    broker.answers = [NotRouted("still")] * 9
+    with pytest.raises(CascadeMissing, match="no level of the cascade accepted the message"):
+        publish(by, broker, 4)
+    broker.answers, passive = [NotRouted("a level is gone")], broker.connect(Options(declare="passive"))
+    with pytest.raises(CascadeMissing, match="no level of the cascade accepted the message"):
+        publish(passive, broker, 4)
+
+
+def test_what_is_sent_without_waiting_is_noted_when_the_answer_comes(broker: Broker) -> None:
+    by, answers = broker.connect(Options()), list[Any]()
+    for seconds in (60, 60, 10):
+        by.submit(plan(seconds), answers.append)
+    assert [type(answer) for answer in answers] == [NotRouted, type(None), type(None)]
+    assert [outgoing.key for outgoing in broker.sent] == ["@.60s.+q", LEVELS, "@.10s.+q"]
+    broker.answers = [PreconditionFailed("too large")]
+    by.submit(plan(10), answers.append)
+    assert type(answers[-1]) is MessageRefused
+
+
+@pytest.mark.parametrize(("refusal", "error"), [(PreconditionFailed, MessageRefused), (AccessRefused, NotPermitted)])
+def test_what_the_broker_refuses_is_an_error_that_says_why(broker: Broker, refusal: Any, error: Any) -> None:
+    broker.answers = [refusal("because")]
+    with pytest.raises(error, match="because"):
+        publish(broker.connect(Options()), broker, 10)
+
+
+def test_what_cannot_be_stored_now_is_tried_again_for_a_moment_on_a_new_channel(broker: Broker) -> None:
+    """Or a level that has room again would seem full to the channel for ever."""
+    by = broker.connect(Options())
+    broker.answers = [NotStored(), NotStored()]
+    publish(by, broker, 10)
+    assert broker.did.count("reset") == 2
+    broker.answers = [NotStored()] * 1000
+    with pytest.raises(NotStored):
+        publish(by, broker, 10)
+
+
 @pytest.mark.parametrize(
     ("version", "delays", "waits"),
-    [
-        ((4, 0, 9), [0.5], [1.0]),
-        ((4, 0, 9), [1.5, 60], []),
-        ((3, 10, 8), [10, 0.5, 1.4, 0.5], [1.0]),
-        ((4, 1, 0), [0.5], []),
-    ],
+    [((4, 0, 9), [0.5], 1.0), ((4, 0, 9), [1.5, 60], 0), ((3, 10, 8), [30, 0.5], 1.0), ((4, 1, 0), [0.5], 0)],
 )
-def test_nothing_arrives_in_an_outbox_that_another_process_may_just_be_creating(
-    monkeypatch: pytest.MonkeyPatch,
-    options: Options,
-    version: tuple[int, ...],
-    delays: list[float],
-    waits: list[float],
+def test_nothing_arrives_in_an_outbox_that_was_just_created_before_it_is_safe(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch, version: tuple[int, ...], delays: list[float], waits: float
 ) -> None:
-    """Before 4.1, RabbitMQ starts it without its TTL; levels hold a message until it is due."""
-    monkeypatch.setattr(declare, "SAVED_AFTER", 1.5)
+    """From 4.1 on, levels hold a message for long enough."""
     waited: list[float] = []
-    with freeze_time() as clock:
-
-        def sleep(seconds: float) -> None:
-            waited.append(round(seconds, 6))
-            clock.tick(seconds)
-
-        monkeypatch.setattr(time, "sleep", sleep)
-        parts = Parts(monkeypatch, options)
-        parts.channel.server_version = version
-        for delay in delays:
-            parts.send(delay)
-        clock.tick(1.5)
-        parts.again().send(0.1)
-    assert [seconds for seconds in waited if seconds] == waits
+    monkeypatch.setattr(time, "sleep", waited.append)
+    broker.version, broker.is_new = version, True
+    by = broker.connect(Options())
+    for delay in delays:
+        publish(by, broker, delay)
+    assert sum(waited) == pytest.approx(waits, abs=0.01)
 
 
-def test_a_limit_that_ends_while_a_new_outbox_is_waited_for_ends_the_try_before_anything_is_sent(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize("seconds", [10, 60])
+def test_nothing_enters_an_outbox_that_was_just_created_before_it_is_safe(
+    broker: Broker, clock: Any, seconds: float
 ) -> None:
-    def seconds_left() -> None:
-        raise TimeoutError("no answer")
-
-    parts = Parts(monkeypatch, Options())
-    parts.channel.server_version = (4, 0, 9)
-    parts.connection.seconds_left = seconds_left
-    with pytest.raises(TimeoutError, match="no answer"):
-        parts.send(0.5)
-    assert not hasattr(parts, "last")
+    broker.is_new = True
+    broker.bound.add((QUEUE, MINUTE))
+    by = broker.connect(Options())
+    levels = seconds == 10  # an exact one is bound once it is safe
+    assert [publish(by, broker, seconds)[:3] == "@.^" for _ in range(2)] == [levels] * 2
+    clock.tick(declare.SAVED_AFTER + 0.01)
+    assert publish(by, broker, seconds) == f"@.{seconds}s.+q"
 
 
 @pytest.mark.parametrize(
-    ("options", "high", "destination"),
+    ("version", "priority", "is_sent_with"),
     [
-        (Options(outboxes=()), False, DESTINATION),
-        (Options(), True, DESTINATION),
-        (Options(), False, SHORT_LIVED),
-        (Options(outboxes=(), declare="passive"), False, DESTINATION),
+        ((4, 0, 5), 9, 4),
+        ((4, 2, 9), 5, 4),
+        ((4, 1, 0), 3, 3),
+        ((4, 1, 0), None, None),
+        ((4, 3, 0), 9, 9),
+        ((3, 13), 9, 9),
     ],
 )
-def test_who_may_use_no_outboxes_that_delay_needs_levels_alone(
-    monkeypatch: pytest.MonkeyPatch, options: Options, high: bool, destination: Destination
+def test_a_priority_that_would_hold_others_up_is_capped_and_that_is_said_once(
+    broker: Broker, caplog: pytest.LogCaptureFixture, version: Any, priority: int | None, is_sent_with: int | None
 ) -> None:
-    parts = Parts(monkeypatch, options, high)
-    assert parts.send(60, destination) == "@.^8.^7.^6.^5"
-    assert [outboxes for _, outboxes in parts.declared] == [[0]] * (options.declare == "auto")
-    assert parts.asked == []
+    publisher._tell_of_cap.cache_clear()
+    broker.version, given = version, dict[str, Any]({} if priority is None else {"priority": priority})
+    by, message = broker.connect(Options()), plan(10, **given)
+    by.publish(message)
+    by.publish(message)
+    assert broker.sent[-1].message.properties.get("priority") == is_sent_with
+    assert message.message.properties.get("priority") == priority, "the caller's own message stays as it is"
+    assert len([one for one in caplog.records if "priority above 4" in one.getMessage()]) == (priority != is_sent_with)
 
 
-@pytest.mark.parametrize("error", [LimitReached, NotPermitted, CascadeConflict, PreconditionFailed])
-@pytest.mark.parametrize("known", [False, True], ids=["a new destination", "a known destination"])
-def test_an_outbox_that_cannot_be_created_costs_hops_and_no_message_and_is_tried_once(
-    monkeypatch: pytest.MonkeyPatch, error: type[Exception], known: bool, caplog: pytest.LogCaptureFixture
+def a_clock(age: int = 0) -> BrokerClock:
+    now = time.monotonic_ns()
+    return BrokerClock(1000, now - age * 10**9, time.time_ns() - now)
+
+
+def test_where_messages_wait_for_a_delivery_time_each_takes_the_outbox_without_a_delay(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    parts = Parts(monkeypatch, Options())
-    parts.refused, parts.refusal_to_create = {MINUTE, 80, 2400}, error
-    if known:
-        parts.send(2)
-    for _ in range(2):
-        for _ in range(2):
-            assert parts.send(60) == "@.^8.^7.^6.^5"
-            assert parts.send(70.5) == "@.^9.^3.^2", "of those that others end in, one is there"
-        parts.again()
-    assert sum("could not be created" in one.getMessage() for one in caplog.records) == 2
-    assert [40] in [outboxes for _, outboxes in parts.declared]
+    broker.version = (4, 4, 0)
+    found: list[Any] = [*[(Options().by_time_cascade, a_clock())] * 3, (Options().cascade, None)]
+    monkeypatch.setattr(create, "choose", lambda channel, options, cascade: found.pop(0))
+    by = broker.connect(Options(delivery_time=True), through_levels=False)
+    for seconds in (60, 64.125):
+        before = time.monotonic_ns()
+        assert publish(by, broker, seconds) == "@.+q"
+        due = before + int(seconds * 1e9)
+        assert due // 1_000_000 <= broker.sent[-1].message.headers[X_DELIVERY_TIME] <= due // 1_000_000 + 10_000
+        assert broker.sent[-1].exchange == by.cascade.outbox_ingest
+    assert broker.bound == {(QUEUE, 0)}
+    assert by.writer.cascade.by_time, "or a missing stream would come with levels"
+    # What the process has found out is asked for each message, and without a proof messages pass levels.
+    assert publish(by, broker, 300) == "@.300s.+q"
+    assert X_DELIVERY_TIME not in broker.sent[-1].message.headers
+    assert not found
 
 
-@pytest.mark.usefixtures("from_the_first")
-@pytest.mark.parametrize("error", [InternalError, ResourceError])
-def test_an_outbox_for_which_the_broker_closes_the_connection_is_done_without_on_the_next_one(
-    monkeypatch: pytest.MonkeyPatch, error: type[Exception]
-) -> None:
-    parts = Parts(monkeypatch, Options())
-    parts.refused, parts.refusal_to_create = {MINUTE}, error
-    with pytest.raises(RecoverableConnectionError, match="is refused"):
-        parts.send(60)
-    assert parts.again().send(60) == "@.^8.^7.^6.^5"
+def test_routes_are_those_of_a_broker_a_virtual_host_a_cascade_and_what_a_process_may_create() -> None:
+    def of(host: str = "h", virtual_host: str = "/", **options: Any) -> Routes:
+        connection, chosen = SimpleNamespace(host=host, virtual_host=virtual_host), Options(**options)
+        return routes.routes_of(connection, chosen.cascade, chosen)
 
-
-def made(parts: Parts) -> dict[Destination, set[int]]:
-    found: dict[Destination, set[int]] = {}
-    for destination, outboxes in parts.declared:
-        found.setdefault(destination, set()).update(outboxes)
-    return found
-
-
-@pytest.mark.parametrize("kind", ["any time up to 10 minutes", "whole seconds up to 2 minutes", "Celery's jitter"])
-@pytest.mark.parametrize(("processes", "messages"), [(1, 100), (1, 1000), (16, 10), (100, 10)])
-def test_twenty_queues_with_jittered_retries_make_few_queues(
-    monkeypatch: pytest.MonkeyPatch, process: Process, processes: int, messages: int, kind: str
-) -> None:
-    parts, chosen = Parts(monkeypatch, Options()), random.Random(kind)
-    queues = [Destination("", (f"q{number}",)) for number in range(20)]
-
-    def delay() -> float:
-        if kind.startswith("any"):
-            return chosen.uniform(1, 600)
-        return chosen.randint(1, 120 if kind.startswith("whole") else 2 ** chosen.randint(0, 9))
-
-    for number in range(processes * messages):
-        if number % messages == 0:
-            parts.again()
-            process.used.clear()
-        for queue in queues:
-            parts.send(delay(), queue)
-    outboxes = [len(ticks) for ticks in made(parts).values()]
-    others = len(parts.cascade.levels) + 3
-    assert others + sum(outboxes) <= 170
-    assert max(outboxes) <= 8
-    assert min(outboxes) >= 4
-
-
-def test_round_delays_that_are_in_use_get_outboxes_also_where_others_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    parts = Parts(monkeypatch, Options())
-    for seconds in (60, 3600):
-        assert [parts.send(seconds)[:3] for _ in range(3)] == 3 * ["@.^"], "it may be one of many"
-        assert parts.send(seconds) == f"@.{seconds}s.+q"
-    for number in range(100):
-        parts.send(7.3 + number / 8)
-    assert parts.send(45).startswith("@.^")
-    assert [360] not in [outboxes for _, outboxes in parts.declared]
-    for _ in range(60):
-        parts.send(45)
-    assert parts.sent[-1] == "@.45s.+q"
-
-
-def test_a_queue_that_is_exclusive_to_the_user_is_bound_by_his_connection_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    parts = Parts(monkeypatch, Options())
-
-    def refuse(*args: Any, **kwargs: Any) -> None:
-        raise InvalidDestination("it is exclusive to another connection")
-
-    monkeypatch.setattr(declare, "bind_destination", refuse)
-    assert parts.send(64, SHORT_LIVED) == parts.send(64, SHORT_LIVED)
-    assert parts.bound_by_user == [SHORT_LIVED]
-
-
-def test_a_refusal_that_comes_before_the_answer_to_the_record_opens_another_channel(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Or a level that has room again would seem full to the channel for ever."""
-    parts = Parts(monkeypatch, Options())
-    monkeypatch.setattr(time, "sleep", lambda seconds: None)
-    refusals, resets = [NotStored()], list[int]()
-
-    def wait(outgoing: Outgoing) -> None:
-        if refusals:
-            raise refusals.pop()
-        parts.wait(outgoing)
-
-    parts.channel.unanswered = 1
-    parts.channel.reset = lambda: resets.append(parts.channel.unanswered)
-    parts.channel.wait = wait
-    parts.connection.read_all = lambda: setattr(parts.channel, "unanswered", 0)
-    parts.send(10)
-    assert resets == [0]
+    assert of() is of(slack=0)
+    different = [of(), of("other"), of(virtual_host="v"), of(prefix="p"), of(declare="passive"), of(outboxes=(1,))]
+    assert len(set(map(id, different))) == len(different)

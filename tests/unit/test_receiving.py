@@ -50,7 +50,7 @@ def followed(monkeypatch: pytest.MonkeyPatch) -> set[str]:
 
 def received(properties: Any = None, root: str = "p", number: int | None = None, **headers: Any) -> Any:
     """Return a message that has waited, with more headers."""
-    ours = {"prefix": root, "exchange": "", "due": 0, **({} if number is None else {"n": number})}
+    ours = {"prefix": root, "exchange": "", "routing_key": "q", "due": 0, **({} if number is None else {"n": number})}
     return SimpleNamespace(headers={HEADER: ours, **headers}, properties=properties or {}, body=b"")
 
 

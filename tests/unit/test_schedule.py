@@ -41,7 +41,7 @@ values = st.recursive(
     max_leaves=5,
 )
 NAMES = QueueNames([kombu.Queue("Q", kombu.Exchange("orders"), routing_key="q")])
-names = ("task", "argsrepr", "kwargsrepr", "retries", "CC", headers.HEADER)
+names = ("task", "argsrepr", "kwargsrepr", "retries", headers.HEADER)
 
 
 def described(record: Record = RECORD, **forged: Any) -> Scheduled:

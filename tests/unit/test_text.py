@@ -6,7 +6,7 @@ import traceback
 from datetime import datetime, timezone
 
 import pytest
-from amqp.exceptions import AccessRefused, NotFound, PreconditionFailed, ResourceLocked
+from amqp.exceptions import AccessRefused, NotFound, PreconditionFailed
 
 from celery_rabbit_delay import DelayError, Options
 from celery_rabbit_delay.amqp import declare
@@ -59,7 +59,7 @@ def test_a_span_has_two_units_at_most(milliseconds: int, text: str) -> None:
     assert span(milliseconds) == text
 
 
-@pytest.mark.parametrize("error", [PreconditionFailed, AccessRefused, ResourceLocked, NotFound])
+@pytest.mark.parametrize("error", [PreconditionFailed, AccessRefused, NotFound])
 def test_what_the_broker_refuses_has_a_traceback_of_one_error(error: type[Exception]) -> None:
     with pytest.raises(DelayError) as caught, declare.translate_errors(Options().cascade):
         raise error("what the broker says")

@@ -22,7 +22,7 @@ def test_levels_want_a_broker_that_knows_at_least_once_dead_lettering(monkeypatc
         user.client, own.server_properties = kombu.Connection("rabbit-delay://"), {"version": version}
         own.client = user.client
         monkeypatch.setattr(kombu.Connection, "connection", own)
-        return user.sender.publisher_for()
+        return user.sender.publisher()
 
     with pytest.raises(UnsupportedConfiguration, match=r"RabbitMQ before 3\.10 .* This is 3\.9\.27: upgrade it"):
         delayed("3.9.27")
