@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import time
 from contextlib import closing, suppress
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -97,25 +96,6 @@ def test_what_is_restored_runs_unless_it_was_discarded(make_shop: MakeShop) -> N
     wait_until(lambda: not {alone, gone} & {*shop.app.control.inspect(timeout=9).revoked()["w@localhost"]}, "it knows")
     shop.wait_for(1, "alone")
     assert not shop.runs("gone")
-
-
-def test_an_id_that_is_sent_again_after_it_was_cancelled_runs_with_its_retries(make_shop: MakeShop) -> None:
-    shop = make_shop()
-    worker = shop.worker(name="one")
-    for id_, how, before, after in (("due later", "control", 12, 16), ("due sooner", "cancel", 16, 12)):
-        shop.send("note", "cancelled", countdown=before, task_id=id_)
-        cancel_one(shop, id_, how)
-        shop.send("stubborn", 1, 1, id_, countdown=after, task_id=id_)
-    for id_ in ("due later", "due sooner"):
-        shop.wait_for(2, id_)
-        wait_until(partial(worker.has_discarded, id_), f"{id_} is discarded")
-    worker.stop()
-    for id_ in ("due later", "due sooner"):
-        shop.send("note", f"{id_}, once more", countdown=1, task_id=id_)
-    shop.worker(name="two")
-    for id_ in ("due later", "due sooner"):
-        shop.wait_for(1, f"{id_}, once more")
-    assert not shop.runs("cancelled")
 
 
 def test_a_cancelled_task_that_has_become_an_orphan_does_not_run(make_shop: MakeShop) -> None:

@@ -17,8 +17,7 @@ from celery_rabbit_delay.amqp.clocks import sent_now
 from celery_rabbit_delay.amqp.receiving import known_to
 from celery_rabbit_delay.amqp.schedule import write_changes
 from celery_rabbit_delay.core import changes, streams
-from celery_rabbit_delay.core.headers import HEADER, X_DELAY_SENT
-from celery_rabbit_delay.core.sent import Sent
+from celery_rabbit_delay.core.headers import HEADER
 from tests.kit.abilities import Ability
 from tests.kit.broker import Broker, Vhost, publish, take
 from tests.kit.node import cluster, is_whole
@@ -148,37 +147,3 @@ def test_a_worker_that_receives_nothing_learns_of_changes_after_it_lost_what_it_
             return changes_.cancels("after")
 
         wait_until(has_learned, "it has learned of it")
-
-
-@pytest.mark.parametrize("how", ["id", "stamp"])
-def test_what_was_sent_before_is_cancelled_and_nothing_that_is_sent_later(vhost: Vhost, how: str) -> None:
-    vhost.declare("q")
-    headers = {"task": "t", "id": "id", "stamps": {"customer": ["7"]}}
-    with vhost.connection(journal=0) as connection:
-        publish(connection, 5, type="before", correlation_id="id", headers=headers)
-        if how == "id":
-            schedule_.cancel(connection, ["id"])
-        else:
-            write_changes(connection, [changes.cancelled_stamps({"customer": "7"}, sent_now())])
-        publish(connection, 5, type="later", correlation_id="id", headers=headers)
-        elsewhere = {**headers, X_DELAY_SENT: str(sent_now()._replace(clock="elsewhere"))}
-        publish(connection, 5, type="perhaps before", correlation_id="id", headers=elsewhere)
-        assert len(list(schedule_.scheduled(connection))) == 1
-        publish(connection, 6, type="end", correlation_id="end")
-        found = take(connection, "q", 2)
-    assert [message.properties["type"] for message in found] == ["later", "end"]
-    sent = Sent.read(found[0].headers[X_DELAY_SENT])
-    assert sent
-    assert sent.clock == sent_now().clock
-    assert 0 < sent_now().at - sent.at < 60_000_000  # its retries are not sent later than it
-
-
-def test_a_copy_is_not_sent_later_than_its_original(vhost: Vhost) -> None:
-    vhost.declare("q")
-    with vhost.connection(journal=0) as connection:
-        for number, sent in enumerate((str(sent_now()), "")):
-            more: dict[str, Any] = {X_DELAY_SENT: sent} if sent else {"retries": 1}
-            publish(connection, 30, headers={"task": "t", "id": str(number), **more})
-            reschedule_.reschedule(connection, str(number), datetime.now(timezone.utc))
-            [moved] = take(connection, "q", 1)
-            assert moved.headers[X_DELAY_SENT] == sent

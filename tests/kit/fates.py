@@ -35,13 +35,6 @@ class Case(NamedTuple):
     became: dict[int, Fate | None]
 
 
-def _sent(number: int, after: int, clock: str = "here") -> Record:
-    """Return the record of a message with an id that others have, sent some microseconds after `SENT`."""
-    sent = str(Sent(SENT.at + after, clock))
-    more: dict[str, Any] = {"stamps": {"batch": "red"}, headers.X_DELAY_SENT: sent}
-    return record(number, id_="again", **more)
-
-
 W, C, M = Fate.WAITS, Fate.CANCELLED, Fate.MOVED
 _EARLIER = Sent(SENT.at - 1000, "here")
 _STAMPED = [
@@ -55,7 +48,6 @@ _STAMPED = [
 _TWO, _IDS = [record(1), record(2, id_=UUID)], [*changes.cancelled([UUID, "id-1"], SENT)]
 _BACK = [*changes.restored(["id-1", UUID], _EARLIER)]  # by a clock that is behind
 _COPIES = [record(number, id_="a") for number in (1, 2, 3, 4)]
-_SENT = [_sent(1, 0), _sent(2, 1), _sent(3, 1, "elsewhere"), _sent(4, 6_000_000, "elsewhere")]
 
 
 def _moved(*copies: int) -> list[bytes]:
@@ -78,16 +70,6 @@ CASES: dict[str, Case] = {
     "moved again": Case(_COPIES, _moved(1, 2), {1: M, 2: M, 3: W, 4: W}),
     "moved by two at the same moment": Case(_COPIES, _moved(1, 1), {1: M, 2: W, 3: W, 4: W}),
     "published twice and moved": Case(_COPIES, _moved(1, 2, 1), {1: M, 2: M, 3: W, 4: W}),
-    "sent again after its id was cancelled": Case(
-        _SENT,
-        [m for at in (SENT, _EARLIER) for m in changes.cancelled(["again"], at)],
-        {1: C, 2: W, 3: C, 4: W},
-    ),
-    "sent again after its stamp was cancelled": Case(
-        _SENT,
-        [changes.cancelled_stamps({"batch": "red"}, at) for at in (SENT, _EARLIER)],
-        {1: C, 2: W, 3: C, 4: W},
-    ),
     "restored": Case(_TWO, [*_IDS, *_BACK], {1: W, 2: W}),
     "cancelled again after it was restored": Case(_TWO, [*_IDS, *_BACK, *_IDS], {1: C, 2: C}),
     "restored before it was cancelled": Case(_TWO, [*_BACK, *_IDS], {1: C, 2: C}),

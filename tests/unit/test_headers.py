@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from celery_rabbit_delay import InvalidDelay, InvalidDestination
 from celery_rabbit_delay.core import headers as headers_
 from celery_rabbit_delay.core.destination import Destination, of
-from celery_rabbit_delay.core.headers import HEADER, X_DELAY_OF, X_DELAY_SENT, Delivery
-from celery_rabbit_delay.core.sent import Sent
+from celery_rabbit_delay.core.headers import HEADER, Delivery
 from celery_rabbit_delay.core.unwrap import resent, unwrap, without_native_delay
 
 NOW = datetime(2026, 7, 1, 12, tzinfo=timezone.utc)
@@ -140,15 +139,6 @@ def test_what_a_users_own_dead_lettering_did_to_a_message_that_came_back_stays()
     assert unwrapped == ("failed", "dead", {"a": 1})
 
 
-def test_a_message_is_sent_again_with_the_time_when_it_was_sent() -> None:
-    """So that a cancellation counts for what is moved as well."""
-    sent = {"a": 1, X_DELAY_SENT: "5@here"}
-    wrapped = headers_.wrap(sent, "p", "orders", "new", NOW)
-    state = headers_.read_state(wrapped)
-    assert state is not None
-    assert resent(wrapped, state) == ("orders", "new", sent)
-
-
 def test_an_earlier_dead_lettering_does_not_travel() -> None:
     """RabbitMQ before 4.0.1 would take the message for one that goes round in circles."""
     earlier = {"x-death": [death("theirs")], "x-first-death-queue": "theirs", "x-last-death-reason": "expired"}
@@ -261,54 +251,6 @@ def test_a_message_is_known_by_celerys_id_or_its_own() -> None:
     assert headers_.message_id({"correlation_id": "2", "message_id": "3"}, {}) == "2"
     assert headers_.message_id({"message_id": 3}, {}) == "3"
     assert headers_.message_id({}, {}) == ""
-
-
-def test_a_task_says_when_it_was_sent_and_its_retries_say_the_same() -> None:
-    sent, later = Sent(1_000_000, "here"), Sent(2_000_000, "here")
-    first = headers_.with_time_sent({**TASK, "retries": 0}, sent)
-    assert first == {**TASK, "retries": 0, headers_.X_DELAY_SENT: "1000000@here"}
-    for unchanged in ({**TASK, "retries": 1}, {**first, "retries": 1}, first):
-        assert headers_.with_time_sent(unchanged, later) == unchanged
-
-
-def delivered(id_: str = "parent", retries: int = 0) -> dict[str, Any]:
-    """Return the headers that a task has when it runs, after it has waited with stamps."""
-    sent = {"task": "t", "id": id_, "retries": retries, "stamps": {"customer": "7"}, X_DELAY_SENT: 5}
-    wrapped = headers_.wrap(sent, "p", "", "q", NOW, number=7)
-    return dict(unwrap(Delivery("", "q", wrapped)).headers)
-
-
-def copied(**more: Any) -> dict[str, Any]:
-    """Return the headers of a child that its parent has passed its own ones on to, as far as Celery leaves them."""
-    return {name: value for name, value in delivered().items() if name.startswith("x-")} | {"task": "t"} | more
-
-
-@pytest.mark.parametrize("retries", [0, 1], ids=["a child", "a retry of a child"])
-def test_headers_that_were_copied_from_another_task_do_not_count(retries: int) -> None:
-    child = {"task": "t", "id": "child", "retries": retries}
-    assert headers_.own(copied(id="child", retries=retries)) == child
-    retry = copied(id="parent", retries=retries)
-    assert headers_.own(retry) is retry
-
-
-@pytest.mark.parametrize(
-    "headers",
-    [{}, {"a": 1}, {"task": "t", "id": "1", X_DELAY_SENT: 5}],
-    ids=str,
-)
-def test_headers_with_nothing_of_another_message_stay_as_they_are(headers: dict[str, Any]) -> None:
-    assert headers_.own(headers) is headers
-
-
-@given(
-    st.dictionaries(
-        st.sampled_from(["task", "id", "retries", X_DELAY_SENT, X_DELAY_OF]),
-        st.none() | st.integers() | st.text(max_size=3) | st.dictionaries(st.sampled_from(["id", "key"]), st.text()),
-    )
-)
-def test_made_up_headers_of_the_package_stop_nobody(headers: dict[str, Any]) -> None:
-    assert headers_.own(headers).items() <= headers.items()
-    assert headers_.own(headers_.own(headers)).items() <= headers.items()
 
 
 NATIVE = "0." * 24 + "1.0.0.0."

@@ -7,7 +7,6 @@ import uuid
 from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime, timezone
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -15,9 +14,7 @@ from hypothesis import strategies as st
 
 from celery_rabbit_delay import DelayError, Options
 from celery_rabbit_delay.core import changes, journal, routing_key, streams
-from celery_rabbit_delay.core import sent as sent_
 from celery_rabbit_delay.core.changes import Changes, Pause
-from celery_rabbit_delay.core.headers import X_DELAY_SENT
 from celery_rabbit_delay.core.journal import Record
 from celery_rabbit_delay.core.sent import Sent
 from celery_rabbit_delay.core.streams import Unreadable
@@ -232,50 +229,6 @@ def test_a_stamp_cancels_what_has_one_of_its_values() -> None:
     assert not known.cancels("id", {})
 
 
-SECOND = 1_000_000
-
-#: Seconds after the cancellation, the clock, and whether the cancellation counts.
-MOMENTS = [
-    (-1000.0, "here", True),
-    (0.0, "here", True),
-    (0.000001, "here", False),
-    (0.000001, "elsewhere", True),
-    (sent_.CLOCKS_DIFFER, "elsewhere", True),
-    (sent_.CLOCKS_DIFFER + 0.000001, "elsewhere", False),
-    (1.0, "", True),
-    (10.0**6, "", False),
-]
-
-
-@pytest.mark.parametrize(("later", "clock", "cancelled"), MOMENTS)
-def test_a_cancellation_counts_for_what_was_sent_before_by_the_same_clock_or_may_have_been_by_another(
-    later: float, clock: str, cancelled: bool
-) -> None:
-    task = {X_DELAY_SENT: str(Sent(SENT.at + round(later * SECOND), clock)), "stamps": {"customer": "7"}}
-    before = [SENT, Sent(SENT.at - 900 * SECOND, "here")]
-    for moments in ([SENT], before, before[::-1]):
-        by_id = read(*(message for at in moments for message in changes.cancelled(["id", UUID], at)))
-        assert [by_id.cancels(id_, task) for id_ in ("id", UUID, "other")] == [cancelled, cancelled, False]
-        by_stamp = read(*(changes.cancelled_stamps({"customer": ["7"]}, at) for at in moments))
-        assert by_stamp.cancels("id", task) is cancelled
-
-
-@pytest.mark.parametrize(
-    "sent", [None, "", "late", "@here", "-1@here", "\u0661@here", "9" * 21 + "@here", 5, b"5@here"]
-)
-def test_a_task_that_does_not_say_when_it_was_sent_stays_cancelled(sent: Any) -> None:
-    known = read(*changes.cancelled(["id"], SENT), changes.cancelled_stamps({"customer": "7"}, SENT))
-    assert known.cancels("id", {X_DELAY_SENT: sent})
-    assert known.cancels("other", {X_DELAY_SENT: sent, "stamps": {"customer": "7"}})
-
-
-def test_an_id_that_is_cancelled_once_more_is_told_once_more() -> None:
-    known = Changes(time.time)
-    first, second = (next(changes.cancelled(["id"], Sent(at, "here"))) for at in (1, 2))
-    assert [known.apply(message) for message in (first, second, first, second)] == [["id"], ["id"], [], []]
-    assert known.cancelled_at("id") == Sent(2, "here")
-
-
 def test_an_id_that_is_restored_is_told_and_cancelled_anew() -> None:
     known = Changes(time.time)
     for ids in (["id"], [UUID]):
@@ -288,20 +241,6 @@ def test_an_empty_id_cancels_nothing() -> None:
     known = read(*changes.cancelled([""], SENT))
     assert known.cancelled_at("") is None
     assert not known.cancels("", {})
-
-
-def test_what_was_known_before_a_moment_leaves_out_what_was_cancelled_from_then_on() -> None:
-    known = Changes(time.time, Sent(2, "here"))
-    for at in (1, 2, 3):
-        for cancelled in changes.cancelled([f"id {at}"], Sent(at, "elsewhere")):
-            known.apply(cancelled)
-    assert [bool(known.cancelled_at(f"id {at}")) for at in (1, 2, 3)] == [True, False, False]
-
-
-@given(st.integers(0, 2**64 - 1), st.text("0123456789abcdef", max_size=8))
-def test_a_moment_comes_out_of_headers_and_streams_as_it_went_in(at: int, clock: str) -> None:
-    sent = Sent(at, clock)
-    assert Sent.read(str(sent)) == sent == Sent.unpack(sent.pack())
 
 
 def test_a_void_copy_is_told_from_others() -> None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from celery_rabbit_delay import InvalidDelay, InvalidDestination, Options
 from celery_rabbit_delay.core import plan, streams
 from celery_rabbit_delay.core.destination import Destination
-from celery_rabbit_delay.core.headers import HEADER, X_DELAY_SENT, Delivery, State, read_state
+from celery_rabbit_delay.core.headers import HEADER, Delivery, State, read_state
 from celery_rabbit_delay.core.plan import Now, Plan
 from celery_rabbit_delay.core.unwrap import unwrap
 
@@ -50,11 +50,6 @@ def test_a_key_with_which_a_queue_is_bound_has_a_destination_of_its_own() -> Non
 
     assert destination(("orders", "new")) == Destination("orders", "new")
     assert destination(("orders", "old")) == Destination("orders")
-
-
-def test_what_has_an_id_says_when_it_was_sent() -> None:
-    assert X_DELAY_SENT in new({"id": "7"}).headers
-    assert X_DELAY_SENT not in new().headers
 
 
 def test_the_maximum_is_allowed_and_beyond_it_is_an_error_that_names_it() -> None:

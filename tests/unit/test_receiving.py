@@ -22,7 +22,7 @@ from celery_rabbit_delay.amqp.follower import Follower
 from celery_rabbit_delay.amqp.stream_consumer import StreamMessage
 from celery_rabbit_delay.app import control
 from celery_rabbit_delay.core import changes, streams
-from celery_rabbit_delay.core.headers import HEADER, X_DELAY_SENT
+from celery_rabbit_delay.core.headers import HEADER
 from celery_rabbit_delay.core.options import OPTIONS, Options
 
 
@@ -262,32 +262,6 @@ def test_only_tasks_are_left_to_celery() -> None:
     assert revoked == ["a"]
 
 
-def test_celery_forgets_an_id_that_was_sent_again_and_discards_earlier_tasks_that_it_holds(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    class Held:
-        id = "a"
-
-        def __init__(self, result: Any = None) -> None:
-            self._apply_result = result
-            self.revoked = lambda: discarded.append(self)
-
-    discarded: list[Any] = []
-    waiting, running, by_eta = Held(), Held(result=object()), Held()
-    held = {"reserved_requests": {waiting, running}, "scheduled_requests": {by_eta}}
-    state = SimpleNamespace(revoked=LimitedSet(data=["a", "b"]), **held)
-    monkeypatch.setattr(control, "state", state)
-    control.let_run("a")
-    assert set(discarded) == {waiting, by_eta}
-    assert set(state.revoked) == {"b"}
-    for id_ in ("a", "b"):
-        assert control.revoke_one(id_)
-    assert set(state.revoked) == {"a", "b"}
-    control.forget_one()
-    assert set(state.revoked) == {"b"}  # it was revoked before: Celery may hold it
-    assert "a" not in state.revoked
-
-
 AHEAD = {f"another {n}": time.monotonic() + 90 * 86400 for n in range(3)}
 
 
@@ -306,20 +280,3 @@ def test_a_worker_does_not_forget_a_cancelled_id_whatever_celerys_set_can_hold(
     assert [id_ for id_ in ("0", "1", "2", "3") if id_ in revoked] == ["1", "2", "3"]
     stored = pickle.loads(pickle.dumps(revoked))
     assert type(stored) is LimitedSet  # the file of --statedb, which a worker without the package may read
-
-
-def test_a_worker_learns_that_an_id_was_sent_again() -> None:
-    client = Client()
-    connection = connected(client)
-    known = receiving.known_to[client]
-    known.on_cancelled, again = (lambda id_: False), list[str]()
-    known.on_sent_again = again.append
-    connection.following.until[f"{Options().cascade.streams_root}.changes"] = math.inf
-    sent = sent_now()
-    for change in changes.cancelled(["a"], sent):
-        known.changes.apply(change)
-    for later, dropped in ((-1, True), (1, False)):
-        headers: dict[str, Any] = {"task": "t", "id": "a", X_DELAY_SENT: str(sent._replace(at=sent.at + later))}
-        message = received(**headers)
-        assert receiving.is_dropped(connection, message) is dropped
-    assert again == ["a"]
