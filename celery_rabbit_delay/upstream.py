@@ -36,12 +36,6 @@ def queues_routed_to(app: Any) -> set[str]:
     return {str(getattr(queue, "name", queue)) for queue in queues if queue}
 
 
-def waiting_requests(state: Any) -> list[Any]:
-    """Return the tasks that a Celery worker holds and has not passed on to its pool."""
-    held = {*state.reserved_requests, *getattr(state, "scheduled_requests", ())}
-    return [one for one in held if one._apply_result is None]
-
-
 def forget_connections(app: Any) -> None:
     """Make a Celery app open new connections. Connections of its pools that are in use stay open."""
     app.amqp._producer_pool = None

@@ -15,7 +15,6 @@ from celery_rabbit_delay import upstream
 from celery_rabbit_delay.core import changes, headers, journal, streams
 from celery_rabbit_delay.core.changes import Pause
 from celery_rabbit_delay.core.destination import Destination
-from celery_rabbit_delay.core.sent import Sent
 from celery_rabbit_delay.core.topology import LAYOUT, Cascade, Topology
 
 PATH = Path(__file__).parents[1] / "tests" / "unit" / "layout.json"
@@ -69,16 +68,16 @@ def stored() -> dict[str, str]:
         Message(b"", content_type="text/plain", application_headers={"id": "7", "n": [1]})
     )
     record = journal.Record(due=1, number=2, id="7", properties=properties, body=b"body")
-    by_id, by_text = changes.cancelled(["00000000-0000-4000-8000-000000000007", "seven"], Sent(3_000_000, "clock"))
+    by_id, by_text = changes.cancelled(["00000000-0000-4000-8000-000000000007", "seven"])
     messages = {
         "record": journal.pack_records([record, record]),
         "marker": streams.marker()[:1],
         "cancelled ids": by_id,
         "cancelled ids that are no UUIDs": by_text,
-        "cancelled stamps": changes.cancelled_stamps({"shop": ["1", "2"]}, Sent(3_000_000, "clock")),
+        "cancelled stamps": changes.cancelled_stamps({"shop": ["1", "2"]}),
         "void": changes.void(2, due=1),
         "pause": changes.pause(Pause("mail", 5)),
-        "restored": next(changes.restored(["seven"], Sent(3_000_000, "clock"))),
+        "restored": next(changes.restored(["seven"])),
     }
     return {kind: message.hex(" ", 4) for kind, message in messages.items()}
 

@@ -57,8 +57,6 @@ class Known:
     changes: Changes = field(default_factory=lambda: Changes(time.time))
     #: Is called with the id of a cancelled task that arrives; returns whether it discards the task.
     on_cancelled: Callable[[str], bool] | None = None
-    #: Is called with the id of a task that arrives and was sent after the id had been cancelled.
-    on_sent_again: Callable[[str], object] = lambda id_: None
 
 
 known_to: PerClient[Known] = PerClient(Known)
@@ -115,8 +113,6 @@ def is_dropped(connection: Receiver, message: Any) -> bool:
     found = fate(known.changes, number, id_, lambda: headers)
     if found is Fate.CANCELLED:
         return discards is None or not discards(id_)
-    if found is Fate.WAITS and known.changes.cancelled_at(id_):
-        known.on_sent_again(id_)
     if found is Fate.MOVED:
         logger.info("A message that was moved is dropped here: %s", headers.get("id"))
     return found is not Fate.WAITS

@@ -31,7 +31,6 @@ from ..core.plan import Now
 from ..core.streams import Unreadable
 from ..core.text import escape
 from ..core.unwrap import resent
-from .clocks import CLOCK
 from .replaying import ANYWHERE, Allowed
 from .schedule import to_message, waiting, write_changes
 
@@ -98,7 +97,7 @@ def move(connection: kombu.Connection, records: Sequence[Record], due: datetime,
 
     Raises the errors of `reschedule` except `NotWaiting`.
     """
-    now = Now(datetime.now(timezone.utc), time.monotonic_ns(), CLOCK)
+    now = Now(datetime.now(timezone.utc), time.monotonic_ns())
     first = min(records, key=lambda record: record.due)
     if first.due < headers_.milliseconds(now.utc) + TOO_LATE:
         raise TooLate(
@@ -137,7 +136,6 @@ def _copy(record: Record, due: datetime) -> tuple[Message, str, str]:
         raise InvalidDelay(f"{record.id!r} cannot be moved: its eta is in its body, as in task protocol 1")
     delivery = resent(message.headers, state)
     headers = dict(delivery.headers)
-    headers.setdefault(headers_.X_DELAY_SENT, "")  # a copy is not sent later than its original, whenever that was
     if headers.get("eta"):
         headers["eta"] = due.isoformat()
     message.properties["application_headers"] = headers
@@ -162,5 +160,4 @@ def _check_expires(id_: str, headers: Mapping[str, Any], due: datetime) -> None:
 def _content(copy: tuple[Message, str, str]) -> tuple[Any, ...]:
     """Return everything that a consumer receives with a message."""
     message, exchange, routing_key = copy
-    headers = {**message.headers, headers_.X_DELAY_SENT: None}  # each attempt to publish a message has its own
-    return message.body, {**message.properties, "application_headers": headers}, exchange, routing_key
+    return message.body, message.properties, exchange, routing_key

@@ -10,7 +10,7 @@ import math
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
-from datetime import datetime, timezone
+from datetime import datetime
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -26,10 +26,9 @@ from ..core.due import eta_in_utc
 from ..core.errors import InvalidDelay
 from ..core.fates import Fate, Fates
 from ..core.journal import Record
-from ..core.sent import Sent
 from ..core.streams import Unreadable
 from ..core.text import counted, escape
-from .clocks import sent_now, utc_ms
+from .clocks import utc_ms
 from .destinations import QueueNames
 from .follower import Follower
 from .stream_writer import until_there_is_a_leader
@@ -266,38 +265,34 @@ class About(NamedTuple):
 
     id: str
     messages: list[Found]  # the soonest first; of one that was moved, the copy that waits
-    cancelled: datetime | None  # when the id was cancelled last, by the clock of who did it
+    cancelled: bool  # by the id
 
 
-def about(
-    connection: kombu.Connection, ids: Iterable[str], queues: QueueNames, before: Sent | None = None
-) -> list[About]:
-    """Return what is known of some ids, or was known `before` some moment. Raises as `scheduled`."""
-    fates, answers = Fates(time.time, before), []
+def about(connection: kombu.Connection, ids: Iterable[str], queues: QueueNames) -> list[About]:
+    """Return what is known of some ids. Raises as `scheduled`."""
+    fates, answers = Fates(time.time), []
     found: dict[str, dict[object, tuple[Record, Fate]]] = {id_: {} for id_ in ids}
     for record, fate in recorded(connection, fates):
         if record.id in found and fate is not Fate.MOVED:
             found[record.id][record.identity] = record, fate
     for id_, those in found.items():
-        sent, messages = fates.changes.cancelled_at(id_), []
+        by_id, messages = fates.changes.has_cancelled(id_), []
         for record, fate in sorted(those.values(), key=lambda one: one[0]):
-            how = "by a stamp" if fate is Fate.CANCELLED and sent is None else ""
+            how = "by a stamp" if fate is Fate.CANCELLED and not by_id else ""
             messages.append(Found(describe(record, headers_in(record), queues), fate, how))
-        answers.append(About(id_, messages, datetime.fromtimestamp(sent.at / 1e6, timezone.utc) if sent else None))
+        answers.append(About(id_, messages, by_id))
     return answers
 
 
-def cancel(connection: kombu.Connection, ids: Collection[str], copies: Collection[tuple[int, int]] = ()) -> Sent:
-    """Cancel tasks by their ids, and recorded messages without an id; returns when, once that is stored.
+def cancel(connection: kombu.Connection, ids: Collection[str], copies: Collection[tuple[int, int]] = ()) -> None:
+    """Cancel tasks by their ids, and recorded messages without an id. Returns once that is stored.
 
     `copies` are the numbers of those messages and their due times, in milliseconds since 1970. Raises `CascadeMissing`
     with `declare="passive"`, `NotPermitted`, and what py-amqp raises.
     """
-    sent = sent_now()
     if ids or copies:
-        write_changes(connection, [*changes.cancelled(ids, sent), *(changes.void(*copy) for copy in copies)])
+        write_changes(connection, [*changes.cancelled(ids), *(changes.void(*copy) for copy in copies)])
         logger.info("%s: %s", counted(len(ids) + len(copies), "tasks cancelled"), named(ids))
-    return sent
 
 
 def named(ids: Iterable[str]) -> str:
@@ -355,7 +350,7 @@ def tell_workers(connection: kombu.Connection) -> None:
 
 def restore(connection: kombu.Connection, ids: Collection[str]) -> None:
     """Take back what cancelled some ids. What a worker has discarded is gone. As `cancel`."""
-    write_changes(connection, changes.restored(ids, sent_now()))
+    write_changes(connection, changes.restored(ids))
     logger.info("%s: %s", counted(len(ids), "ids restored"), named(ids))
 
 

@@ -27,8 +27,6 @@ from ..core.plan import Now
 from ..core.unwrap import unwrap, without_native_delay
 from . import batch
 from .clients import PerClient
-from .clocks import CLOCK
-from .confirms import with_headers
 from .connection import Connection
 from .limited import CLOSING
 from .receiving import is_dropped, state_of
@@ -72,17 +70,16 @@ class Channel(pyamqp.Channel):  # type: ignore[misc]
     def _publish(
         self, publish: Callable[..., Any], msg: Any, exchange: str, routing_key: str, *args: Any, **kwargs: Any
     ) -> Any:
-        headers = headers_.own(msg.headers) if msg.headers else msg.headers
-        if not headers_.is_delayed(headers):
-            return publish(_with_headers(msg, headers), exchange, routing_key, *args, **kwargs)
+        if not headers_.is_delayed(msg.headers):
+            return publish(msg, exchange, routing_key, *args, **kwargs)
         connection = self.connection
         if connection is None:  # what py-amqp raises for a message without a delay
             raise RecoverableConnectionError("basic_publish: connection closed")
-        options, now = connection.delay_options, Now(datetime.now(timezone.utc), time.monotonic_ns(), CLOCK)
-        delay = headers_.delay_of(headers, now.utc)
+        options, now = connection.delay_options, Now(datetime.now(timezone.utc), time.monotonic_ns())
+        delay = headers_.delay_of(msg.headers, now.utc)
         if delay <= 0:
-            return publish(_with_headers(msg, headers), exchange, routing_key, *args, **kwargs)
-        planned = plan.of_new(msg, headers, exchange, routing_key, delay, now, options, connection.bound)
+            return publish(msg, exchange, routing_key, *args, **kwargs)
+        planned = plan.of_new(msg, msg.headers, exchange, routing_key, delay, now, options, connection.bound)
         if collected_by := batch.current():
             collected_by.add(connection.sender, planned)
         else:
@@ -257,11 +254,6 @@ class Transport(pyamqp.Transport):  # type: ignore[misc]
 
 class SSLTransport(pyamqp.SSLTransport, Transport):  # type: ignore[misc]
     pass
-
-
-def _with_headers(message: Any, headers: headers_.Headers | None) -> Any:
-    """Return what to publish of an `amqp.Message` that has these headers; itself if it has them."""
-    return message if headers is message.headers else with_headers(message, headers or {})
 
 
 def _without_plug_in(exchange: str, arguments: Any) -> tuple[str, dict[str, Any]]:

@@ -90,7 +90,7 @@ def cancel(app: Celery, *ids: str | UUID) -> None:
     """Cancel delayed tasks by their ids. Returns when the broker has stored the cancellation: one round trip.
 
     A task that is due in a second or later does not run, nor do its retries, whether or not a worker is up now, and its
-    state becomes `REVOKED`. A delayed task that is sent later with the same id runs.
+    state becomes `REVOKED`. A cancelled id stays cancelled: after that use a new one, or `restore` it.
 
     Raises `CascadeMissing` with `declare="passive"`, `NotPermitted`; `UnsupportedConfiguration` without `install`.
     """

@@ -19,7 +19,6 @@ from ..amqp.destinations import destinations_of, may_pause
 from ..amqp.receiving import known_to
 from ..amqp.transport import Channel, DeliveredMessage
 from ..core.errors import DestinationNotFound, NotPermitted
-from .control import forget_one
 from .handing_on import HandingOn
 
 logger = logging.getLogger(__name__)
@@ -52,10 +51,7 @@ class DelayedConsumer(kombu.Consumer):  # type: ignore[misc]
         self.handing_on.keep = keep
 
     def _offer(self, keep: Callable[[Any], Any], message: DeliveredMessage) -> Any:
-        try:
-            return None if self.handing_on.offer(message) else keep(message)
-        finally:
-            forget_one()
+        return None if self.handing_on.offer(message) else keep(message)
 
     def set_prefetch_count(self, prefetch_count: int) -> None:
         """Let RabbitMQ send more messages of each queue ahead, to a further consumer; never fewer.

@@ -18,7 +18,6 @@ from celery.worker import state
 from kombu.pidbox import Node
 
 from .. import upstream
-from ..amqp.clocks import sent_now
 from ..amqp.confirms import NotStored
 from ..amqp.connecting import ensure_connection
 from ..amqp.receiving import Following, known_to
@@ -29,7 +28,6 @@ from ..core import changes, streams
 from ..core.changes import KEPT, Changes
 from ..core.errors import DelayError
 from ..core.options import DRIVER_TYPE
-from ..core.sent import Sent
 from ..core.topology import Stream
 
 logger = logging.getLogger(__name__)
@@ -74,13 +72,13 @@ def as_text(ids: Any) -> Any:
     return str(ids) if isinstance(ids, uuid.UUID) else ids
 
 
-def changes_in(command: str, arguments: Mapping[str, Any], sent: Sent) -> list[bytes]:
-    """Return the messages for the stream of changes that one of Celery's remote control commands needs, sent then."""
+def changes_in(command: str, arguments: Mapping[str, Any]) -> list[bytes]:
+    """Return the messages for the stream of changes that one of Celery's remote control commands needs."""
     if command in ("revoke", "terminate"):
         ids = as_text(arguments.get("task_id")) or []
-        return list(changes.cancelled(map(str, ids if isinstance(ids, list) else [ids]), sent))
+        return list(changes.cancelled(map(str, ids if isinstance(ids, list) else [ids])))
     if command == "revoke_by_stamped_headers" and (stamps := _stamps_in(arguments.get("headers"))):
-        return [changes.cancelled_stamps(stamps, sent)]
+        return [changes.cancelled_stamps(stamps)]
     return []
 
 
@@ -108,15 +106,14 @@ class DelayedControl:
         """
         if isinstance(arguments, Mapping) and "task_id" in arguments:
             arguments = {**arguments, "task_id": as_text(arguments["task_id"])}
-        sent = sent_now()
         answer = super().broadcast(command, arguments, destination, *args, **kwargs)  # type: ignore[misc]
         if destination is None and not kwargs.get("pattern"):
-            self._keep(command, {**(arguments or {}), **kwargs}, sent)
+            self._keep(command, {**(arguments or {}), **kwargs})
         return answer
 
-    def _keep(self, command: str, arguments: Mapping[str, Any], sent: Sent) -> None:
+    def _keep(self, command: str, arguments: Mapping[str, Any]) -> None:
         try:
-            if messages := changes_in(command, arguments, sent):
+            if messages := changes_in(command, arguments):
                 with self.app.producer_or_acquire() as producer:
                     if producer.connection.transport.driver_type == DRIVER_TYPE:
                         producer.connection.default_channel  # noqa: B018  connects: a pool may contain closed connections
@@ -149,7 +146,7 @@ class FollowChanges(bootsteps.StartStopStep):  # type: ignore[misc]
             return
         known = known_to[connection]
         known.changes = self.changes
-        known.on_cancelled, known.on_sent_again = revoke_one, let_run
+        known.on_cancelled = revoke
         if not self._has_begun:  # each reconnect calls this again
             logger.info("Delayed tasks wait in RabbitMQ: %s", connection.transport.delay_options.summary)
         self._has_begun = True
@@ -237,7 +234,7 @@ class WorkerChanges(Changes):
                 KEPT,
             )
         for id_ in ids:
-            if self.cancelled_at(id_) is None:  # restored; Celery may know it from others, or from `--statedb`
+            if not self.has_cancelled(id_):  # restored; Celery may know it from others, or from `--statedb`
                 _revoked().forget(id_)
             elif self.running:
                 revoke(id_)
@@ -277,33 +274,7 @@ def _revoked() -> Any:
     return state.revoked
 
 
-#: Ids that Celery knows to be revoked only while it takes the message that has just come.
-_revoked_once: set[str] = set()
-
-
 def revoke(id_: str) -> bool:
     """Make the worker discard a task as Celery does: with an event, the state `REVOKED`, an acknowledgement."""
     _revoked().keep(id_)
     return True
-
-
-def revoke_one(id_: str) -> bool:
-    """Make the worker discard the message that has just come, and no later one with the same id: see `forget_one`."""
-    if id_ not in state.revoked:
-        _revoked_once.add(id_)
-    return revoke(id_)
-
-
-def forget_one() -> None:
-    """Let the worker run later tasks with the id of a cancelled one, which Celery has taken."""
-    while _revoked_once:
-        _revoked().forget(_revoked_once.pop())
-
-
-def let_run(id_: str) -> None:
-    """Let the worker run a task whose id was cancelled before it was sent; tasks from before are discarded now."""
-    if id_ in state.revoked:
-        for request in upstream.waiting_requests(state):
-            if request.id == id_:
-                request.revoked()
-        _revoked().forget(id_)

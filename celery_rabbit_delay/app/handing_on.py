@@ -27,7 +27,6 @@ from ..core.due import eta_in_utc
 from ..core.errors import DelayError, InvalidDelay, InvalidDestination, MessageRefused
 from ..core.headers import Delivery, State
 from ..core.plan import Now
-from ..core.sent import CLOCKS_DIFFER
 
 logger = logging.getLogger(__name__)
 
@@ -40,6 +39,9 @@ MOMENT = 2
 #: Seconds from the first task that is handed on to the log entry about all since; seconds that a worker waits for the
 #: broker's answer to a task, and for which Celery holds tasks after the connection has failed.
 REPORT_INTERVAL, PATIENCE, PAUSE = 60.0, 2.0, 10.0
+
+#: Seconds by which the clocks of two hosts may differ.
+CLOCKS_DIFFER = 5
 
 
 class HandingOn:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from datetime import datetime, timezone
 from typing import Any, TypeVar
 
@@ -20,7 +20,6 @@ from ..core.errors import NotPermitted, StreamUnavailable
 from ..core.fates import Fate
 from ..core.headers import milliseconds
 from ..core.search import Word, matching, parse
-from ..core.sent import Sent
 from ..core.streams import Unreadable
 from ..core.text import counted, escape, span
 from .output import (
@@ -144,22 +143,20 @@ def show(target: Target, /, ids: tuple[str, ...], as_json: bool) -> None:
 
 def _data_about(known: About) -> Iterator[dict[str, Any]]:
     """Yield the data of each message with an id, or of the id alone."""
-    cancelled = known.cancelled.isoformat() if known.cancelled else None
     for waiting, fate, _ in known.messages:
-        yield {**_as_data(waiting), "state": _STATES[fate], "cancelled": cancelled}
+        yield {**_as_data(waiting), "state": _STATES[fate]}
     if not known.messages:
-        yield {"id": known.id, "state": "cancelled" if cancelled else "unknown", "cancelled": cancelled}
+        yield {"id": known.id, "state": "cancelled" if known.cancelled else "unknown"}
 
 
 def _lines_about(known: About) -> Iterator[str]:
     """Yield what is known of an id, a line for each thing."""
-    cancelled = f"cancelled {format_time(known.cancelled)}" if known.cancelled else "cancelled"
     if not known.messages:
         state = "not in the journal: it is due, is below the option `journal`, or was never sent"
-        yield from (f"id         {known.id}", f"state      {f'{cancelled}, and ' if known.cancelled else ''}{state}")
+        yield from (f"id         {known.id}", f"state      {'cancelled, and ' if known.cancelled else ''}{state}")
     for waiting, fate, how in known.messages:
         left = span(max(0, milliseconds(waiting.due) - milliseconds(datetime.now(timezone.utc))))
-        states = {Fate.CANCELLED: f"{cancelled} {how}".strip(), Fate.WAITS: "waits"}
+        states = {Fate.CANCELLED: f"cancelled {how}".strip(), Fate.WAITS: "waits"}
         things = {
             "id": waiting.id,
             "state": states[fate],
@@ -203,8 +200,10 @@ def cancel(
     problems: list[str] = []
     with target.connected(recorded=True) as connection:
         if ids:
-            sent = schedule_.cancel(connection, ids)
-            _tell_of_ids(connection, ids, sent, target.names(any_queue=True), as_json)
+            schedule_.cancel(connection, ids)
+            _tell_of_ids(_known(connection, ids, target.names(any_queue=True)), as_json)
+            if not as_json:
+                click.echo(counted(len(ids), "ids cancelled"))
         else:
             found = list(_found(target, connection, problems.append, any_queue=any_queue, **filters))
             _ask(f"Cancel {counted(len(found), 'tasks')} for good?", found, yes)
@@ -216,24 +215,16 @@ def cancel(
     _report(problems)
 
 
-def _tell_of_ids(
-    connection: kombu.Connection, ids: Sequence[str], sent: Sent, names: QueueNames, as_json: bool
-) -> None:
-    """Say what was known of each id before it was cancelled. No worker says whether a task with such an id waits."""
-    for one in _known(connection, ids, names, sent):
-        # Of several, one that waited.
-        found = min(one.messages, key=lambda found: found.fate is not Fate.WAITS, default=None)
-        shown, fate = (found.message, found.fate) if found else (None, Fate.CANCELLED if one.cancelled else None)
+def _tell_of_ids(known: Iterable[About], as_json: bool) -> None:
+    """Say what the journal has of each id that was cancelled. No worker says whether a task with such an id waits."""
+    for one in known:
         if as_json:
-            was = _STATES[fate] if fate else "unknown"
-            click.echo(json.dumps({**(_as_data(shown) if shown else {"id": one.id}), "was": was}))
+            for data in _data_about(one):
+                click.echo(json.dumps(data))
             continue
-        answers = {Fate.WAITS: "waited", Fate.CANCELLED: "was already cancelled"}
-        was = answers[fate] if fate else _NOT_RECORDED
-        due = f", due {format_time(shown.due)} for {shown.queue}" if shown else ""
-        click.echo(escape(f"{one.id} {was}{due}"))
-    if not as_json:
-        click.echo(counted(len(ids), "ids cancelled"))
+        found = one.messages[0].message if one.messages else None
+        what = f"is cancelled, due {format_time(found.due)} for {found.queue}" if found else _NOT_RECORDED
+        click.echo(escape(f"{one.id} {what}"))
 
 
 @click.command(short_help="Take back a cancellation.")
@@ -257,12 +248,10 @@ def restore(target: Target, /, ids: tuple[str, ...]) -> None:
         raise SystemExit(EXIT_PROBLEMS)
 
 
-def _known(
-    connection: kombu.Connection, ids: Sequence[str], names: QueueNames, before: Sent | None = None
-) -> list[About]:
+def _known(connection: kombu.Connection, ids: Sequence[str], names: QueueNames) -> list[About]:
     """Return what the journal knows of ids that were changed just now, if it can be read."""
     try:
-        return schedule_.about(connection, ids, names, before)
+        return schedule_.about(connection, ids, names)
     except (NotPermitted, StreamUnavailable, Unreadable) as exc:
         click.echo(escape(f"the journal, which says whether they wait, cannot be read: {exc}"), err=True)
         return []

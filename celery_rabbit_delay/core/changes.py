@@ -12,8 +12,6 @@ from datetime import datetime, timedelta, timezone
 from typing import Any, NamedTuple
 
 from .errors import DelayError
-from .headers import X_DELAY_SENT, own
-from .sent import SIZE, Sent
 from .streams import VOID_KEPT, reading
 
 _FEW_VOIDS = 1000
@@ -48,8 +46,8 @@ class Pause(NamedTuple):
         return self.until is not None and self.until <= now
 
 
-def cancelled(ids: Iterable[str], sent: Sent) -> Iterator[bytes]:
-    """Yield messages that cancel the tasks with some ids that were sent until then."""
+def cancelled(ids: Iterable[str]) -> Iterator[bytes]:
+    """Yield messages that cancel the tasks with some ids."""
     uuids: list[bytes] = []
     others: list[str] = []
     for id_ in ids:
@@ -59,39 +57,30 @@ def cancelled(ids: Iterable[str], sent: Sent) -> Iterator[bytes]:
         else:
             uuids.append(short)
     for at in range(0, len(uuids), _MAX_IDS):
-        yield _UUIDS + sent.pack() + b"".join(uuids[at : at + _MAX_IDS])
-    yield from _texts(_IDS, others, sent)
+        yield _UUIDS + b"".join(uuids[at : at + _MAX_IDS])
+    yield from _texts(_IDS, others)
 
 
-def restored(ids: Iterable[str], sent: Sent) -> Iterator[bytes]:
+def restored(ids: Iterable[str]) -> Iterator[bytes]:
     """Yield messages that take back what cancelled some ids before them in the stream."""
-    return _texts(_RESTORED, list(ids), sent)
+    return _texts(_RESTORED, list(ids))
 
 
-def _texts(kind: bytes, ids: list[str], sent: Sent) -> Iterator[bytes]:
+def _texts(kind: bytes, ids: list[str]) -> Iterator[bytes]:
     several = min(_MAX_IDS, MAX_BYTES // (6 * _MAX_ID + 4))  # JSON escapes a character with up to 6 bytes per byte
     for at in range(0, len(ids), several):
-        yield kind + sent.pack() + json.dumps(ids[at : at + several]).encode()
+        yield kind + json.dumps(ids[at : at + several]).encode()
 
 
-def cancelled_stamps(stamps: Mapping[str, Any], sent: Sent) -> bytes:
-    """Return a message that cancels all tasks sent until then with one of the given values of a stamp."""
+def cancelled_stamps(stamps: Mapping[str, Any]) -> bytes:
+    """Return a message that cancels all tasks with one of the given values of a stamp."""
     values = {name: _items(value) for name, value in stamps.items()}
-    message = _STAMPS + sent.pack() + json.dumps(values, default=str).encode()
+    message = _STAMPS + json.dumps(values, default=str).encode()
     if len(message) > MAX_BYTES:
         raise DelayError(
             f"these stamps take {len(message):,} bytes: revoke at most {MAX_BYTES:,} bytes of them at a time"
         )
     return message
-
-
-def is_sent_before(sent: object, cancelled: Sent) -> bool:
-    """Return whether a task may have been sent before it was cancelled, by its header `X_DELAY_SENT`.
-
-    One that does not say when it was sent may: it was sent without this package, or without a delay at first.
-    """
-    known = Sent.read(sent)
-    return known is None or known.may_precede(cancelled)
 
 
 def void(number: int, due: int) -> bytes:
@@ -109,31 +98,25 @@ def pause(one: Pause) -> bytes:
 
 @dataclass
 class _Newest:
-    """The ids that were cancelled last, at least `KEPT` and at most twice as many, and when: packed, to take less."""
+    """The ids that were cancelled last, at least `KEPT` and at most twice as many."""
 
-    items: dict[bytes | str, bytes] = field(default_factory=dict)
-    before: dict[bytes | str, bytes] = field(default_factory=dict)
+    items: set[bytes | str] = field(default_factory=set)
+    before: set[bytes | str] = field(default_factory=set)
 
-    def __bool__(self) -> bool:
-        return bool(self.items or self.before)
+    def __contains__(self, item: bytes | str) -> bool:
+        return item in self.items or item in self.before
 
-    def get(self, item: bytes | str) -> bytes:
-        return self.items.get(item) or self.before.get(item, b"")
-
-    def is_news(self, item: bytes | str, sent: bytes) -> bool:
-        return self.get(item) < sent
-
-    def add(self, item: bytes | str, sent: bytes) -> bool:
+    def add(self, item: bytes | str) -> bool:
         """Add an item; return whether others were forgotten for it."""
         forgets = len(self.items) >= KEPT and bool(self.before)
         if len(self.items) >= KEPT:
-            self.before, self.items = self.items, {}
-        self.items[item] = sent
+            self.before, self.items = self.items, set()
+        self.items.add(item)
         return forgets
 
     def discard(self, item: bytes | str) -> None:
-        self.items.pop(item, None)
-        self.before.pop(item, None)
+        self.items.discard(item)
+        self.before.discard(item)
 
 
 class Changes:
@@ -146,13 +129,13 @@ class Changes:
     #: Whether cancelled ids were forgotten, because there were too many.
     has_forgotten = False
 
-    def __init__(self, clock: Callable[[], float], before: Sent | None = None) -> None:
-        """`clock` returns seconds since 1970. With `before`, cancellations from that moment on do not count."""
+    def __init__(self, clock: Callable[[], float]) -> None:
+        """`clock` returns seconds since 1970."""
         self._clock = clock
-        self._before = before
         self._uuids = _Newest()
         self._ids = _Newest()
-        self._stamps: dict[str, dict[str, Sent]] = {}
+        #: The values of each stamp by which tasks were cancelled.
+        self.stamps: dict[str, set[str]] = {}
         self._pauses: dict[str, Pause] = {}
         #: By the number of a void copy, when it is due, in milliseconds.
         self._voids: dict[int, int] = {}
@@ -164,15 +147,10 @@ class Changes:
     def apply(self, message: bytes) -> list[str]:
         """Apply a message of the stream; return the ids that it cancels anew, or restores. Raises `Unreadable`."""
         kind, content = message[:1], message[1:]
-        if kind in (_UUIDS, _IDS, _STAMPS, _RESTORED):
-            packed, content = content[:SIZE], content[SIZE:]
-            sent = Sent.unpack(packed)
-            if self._before and sent.at >= self._before.at:
-                return []
         if kind == _UUIDS:
             whole = [content[at : at + 16] for at in range(0, len(content), 16)]
-            ids = {one: str(uuid.UUID(bytes=one)) for one in whole if self._uuids.is_news(one, packed)}
-            self._add(self._uuids, ids, packed)
+            ids = {one: str(uuid.UUID(bytes=one)) for one in whole if one not in self._uuids}
+            self._add(self._uuids, ids)
             return list(ids.values())
         if kind in (_IDS, _RESTORED):
             texts = list(dict.fromkeys(map(str, json.loads(content))))
@@ -181,13 +159,13 @@ class Changes:
                     self._uuids.discard(_uuid(id_) or b"")
                     self._ids.discard(id_)
                 return texts
-            new = [id_ for id_ in texts if self._ids.is_news(id_, packed)]
-            self._add(self._ids, new, packed)
+            new = [id_ for id_ in texts if id_ not in self._ids]
+            self._add(self._ids, new)
             return new
         if kind == _STAMPS:
             stamps = json.loads(content)
             for name, values in {name: list(map(str, values)) for name, values in stamps.items()}.items():
-                self._add_stamp(name, values, sent)
+                self.stamps.setdefault(name, set()).update(values)
         elif kind == _VOID:
             self._void(*_COPY.unpack(content))
         elif kind == _PAUSE:
@@ -195,14 +173,9 @@ class Changes:
             self._add_pause(Pause(str(queue), None if until is None else int(until)))
         return []
 
-    def _add(self, known: _Newest, ids: Iterable[bytes | str], sent: bytes) -> None:
+    def _add(self, known: _Newest, ids: Iterable[bytes | str]) -> None:
         for id_ in ids:
-            self.has_forgotten |= known.add(id_, sent)
-
-    def _add_stamp(self, name: str, values: Iterable[str], sent: Sent) -> None:
-        for value in values:
-            known = self._stamps.setdefault(name, {})
-            known[value] = max(sent, known.get(value, sent))
+            self.has_forgotten |= known.add(id_)
 
     def _void(self, number: int, due: int) -> None:
         earliest = (self._clock() - VOID_KEPT) * 1000
@@ -219,33 +192,18 @@ class Changes:
         if not one.is_over(int(self._clock() * 1000)):
             self._pauses[one.queue] = one
 
-    def cancelled_at(self, id_: str) -> Sent | None:
-        """Return when an id was cancelled last; None if it was not."""
-        # Messages without an id are not cancelled by one. Otherwise the common case: `list` asks for each record.
-        if not id_ or not (self._uuids or self._ids):
-            return None
+    def has_cancelled(self, id_: str) -> bool:
+        """Return whether an id was cancelled. Messages without one are not cancelled by it."""
         short = _uuid(id_)
-        packed = self._ids.get(id_) if short is None else self._uuids.get(short)
-        return Sent.unpack(packed) if packed else None
+        return bool(id_) and (id_ in self._ids if short is None else short in self._uuids)
 
     def cancels(self, id_: str, headers: Mapping[str, Any] | None = None) -> bool:
-        """Return whether a task was cancelled after it was sent, by its id or by a stamp in its headers."""
-        at, headers = self.cancelled_at(id_), own(headers or {})
-        sent, stamps = headers.get(X_DELAY_SENT), headers.get("stamps")
-        if at is not None and is_sent_before(sent, at):
-            return True
-        if not self._stamps or not isinstance(stamps, Mapping):
-            return False
-        return any(
-            (at := values.get(str(value))) is not None and is_sent_before(sent, at)
-            for name, values in self._stamps.items()
-            for value in _items(stamps.get(name))
+        """Return whether a task was cancelled, by its id or by a stamp in its headers."""
+        stamps = (headers or {}).get("stamps")
+        return self.has_cancelled(id_) or (
+            isinstance(stamps, Mapping)
+            and any(str(value) in values for name, values in self.stamps.items() for value in _items(stamps.get(name)))
         )
-
-    @property
-    def stamps(self) -> Mapping[str, Mapping[str, Sent]]:
-        """The values of each stamp by which tasks were cancelled, and when."""
-        return self._stamps
 
     def paused(self, now: int) -> dict[str, Pause]:
         """Return the queues that are paused, by their names, `now` in milliseconds since 1970."""

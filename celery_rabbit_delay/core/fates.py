@@ -8,7 +8,6 @@ from typing import Any
 
 from .changes import Changes
 from .journal import Record, unpack_records
-from .sent import Sent
 
 
 class Fate(Enum):
@@ -22,9 +21,9 @@ class Fate(Enum):
 class Fates:
     """What streams have said so far, in any order, of the messages that were recorded."""
 
-    def __init__(self, clock: Callable[[], float], before: Sent | None = None) -> None:
-        """`clock` returns seconds since 1970. With `before`, cancellations from that moment on do not count."""
-        self.changes = Changes(clock, before)
+    def __init__(self, clock: Callable[[], float]) -> None:
+        """`clock` returns seconds since 1970."""
+        self.changes = Changes(clock)
 
     def apply(self, message: bytes) -> list[Record]:
         """Apply a message of any of the streams; return the records in it. Raises `Unreadable`."""
@@ -45,5 +44,5 @@ def fate(changes: Changes, number: int | None, id_: str, headers: Callable[[], M
     """Return what became of a message, by its number, if it has one, its id, and its headers."""
     if changes.voids(number):
         return Fate.MOVED
-    may_be = changes.stamps or changes.cancelled_at(id_)  # else headers, which take time
-    return Fate.CANCELLED if may_be and changes.cancels(id_, headers()) else Fate.WAITS
+    known = headers() if changes.stamps else None  # reading them takes time
+    return Fate.CANCELLED if changes.cancels(id_, known) else Fate.WAITS

@@ -13,19 +13,12 @@ from typing import Any, NamedTuple
 
 from .due import aware, microseconds_until, parse_eta, parse_x_delay
 from .errors import InvalidDestination
-from .sent import Sent
 
 #: The package's header: {"prefix": str, "exchange": str, "routing_key": str, "due": int}, and optionally "n": int and
 #: "queue": str (see `State`).
 HEADER = "x-celery-rabbit-delay"
 
 X_DELAY = "x-delay"
-
-#: In a delivered task with the header below, the task that it belongs to: its "id". A task may pass its headers on.
-X_DELAY_OF = "x-delay-of"
-
-#: When a message was sent: a cancellation counts for what was sent before it. Retries and moved copies keep it.
-X_DELAY_SENT = "x-delay-sent"
 
 #: When RabbitMQ lets a message out of a quorum queue, in milliseconds since 1970 by the clock of the queue's leader.
 #: Any other type than a whole number has no effect. It stays on the message.
@@ -40,7 +33,7 @@ DEATHS = {
 }
 _COPIES = {"CC", "BCC"}
 _NOT_WRAPPED = {X_DELAY, X_DELIVERY_TIME, *_COPIES, *DEATHS}
-_MICROSECOND, _MILLISECOND = timedelta(microseconds=1), timedelta(milliseconds=1)
+_MILLISECOND = timedelta(milliseconds=1)
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 
 
@@ -86,23 +79,6 @@ def delay_of(headers: Headers, now: datetime) -> int:
     return max(delays)
 
 
-def with_time_sent(headers: Headers, sent: Sent) -> Headers:
-    """Return the headers of a message that is sent for the first time then: they say so."""
-    if headers.get("retries") or X_DELAY_SENT in headers:
-        return headers
-    return {**headers, X_DELAY_SENT: str(sent)}
-
-
-def own(headers: Headers) -> Headers:
-    """Return the headers of a message to publish, without those of this package that belong to another message."""
-    if X_DELAY_OF not in headers:
-        return headers
-    of = headers.get(X_DELAY_OF)
-    if isinstance(of, Mapping) and of.get("id") == headers.get("id"):
-        return headers
-    return {name: value for name, value in headers.items() if name not in (X_DELAY_OF, X_DELAY_SENT)}
-
-
 def message_id(properties: Headers, headers: Headers) -> str:
     """Return Celery's id of a task, or another message's correlation id or message id, or ""."""
     for value in (headers.get("id"), properties.get("correlation_id"), properties.get("message_id")):
@@ -136,11 +112,6 @@ def wrap(
     if number is not None:
         ours["n"] = number
     return wrapped
-
-
-def microseconds(moment: datetime) -> int:
-    """Return the microseconds from 1970 to an aware datetime."""
-    return (moment - _EPOCH) // _MICROSECOND
 
 
 def milliseconds(moment: datetime) -> int:

@@ -14,19 +14,8 @@ from . import destination as destination_
 from . import streams
 from .destination import Destination
 from .errors import InvalidDelay, InvalidDestination
-from .headers import (
-    HEADER,
-    Delivery,
-    Headers,
-    State,
-    message_id,
-    microseconds,
-    own,
-    with_time_sent,
-    wrap,
-)
+from .headers import HEADER, Delivery, Headers, State, message_id, wrap
 from .options import Options
-from .sent import Sent
 from .text import duration
 from .topology import Stream
 
@@ -63,7 +52,6 @@ class Now(NamedTuple):
 
     utc: datetime
     monotonic: int  # nanoseconds
-    clock: str = ""  # of this host: see `Sent`
 
 
 def of_new(
@@ -76,7 +64,7 @@ def of_new(
     options: Options,
     bound: Container[tuple[str, str]] = (),
 ) -> Plan:
-    """Plan a message that is published to an exchange with its `own` headers and a delay in microseconds.
+    """Plan a message that is published to an exchange with its headers and a delay in microseconds.
 
     `bound` is as in `destination.of`. Raises `InvalidDelay`, `InvalidDestination`.
     """
@@ -84,8 +72,6 @@ def of_new(
     if message.properties.get("priority") is not None:
         _check_priority(message.properties["priority"])
     id_ = message_id(message.properties, headers)
-    if id_:  # others cannot be cancelled
-        headers = with_time_sent(headers, Sent(microseconds(now.utc), now.clock))
     stream = _journal(delay, headers, options)
     number = streams.new_number() if stream else None
     due = now.utc + timedelta(microseconds=delay)
@@ -111,7 +97,7 @@ def of_received(
     _check_delay(delay, options)
     stream = None if early is not None else _journal(delay, received.headers, options)
     number = early.number if early else streams.new_number() if stream else None
-    wrapped = wrap(own(received.headers), options.cascade.root, received.exchange, received.routing_key, due, number)
+    wrapped = wrap(received.headers, options.cascade.root, received.exchange, received.routing_key, due, number)
     wrapped[HEADER]["queue"] = queue
     due_ns, id_ = now.monotonic + delay * 1000, message_id(message.properties, wrapped)
     return Plan(message, wrapped, Destination("", queue), due_ns, id_, number or 0, stream, early is not None)

@@ -8,18 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from .headers import (
-    DEATHS,
-    HEADER,
-    X_DELAY_OF,
-    X_DELAY_SENT,
-    X_DELIVERY_TIME,
-    Delivery,
-    Headers,
-    State,
-    items_of,
-    read_state,
-)
+from .headers import DEATHS, HEADER, X_DELIVERY_TIME, Delivery, Headers, State, items_of, read_state
 from .routing_key import is_reserved
 
 #: An exchange of Celery's native delayed delivery, and a key with the 28 bits of a delay (kombu,
@@ -41,11 +30,7 @@ def unwrap(delivery: Delivery, state: State | None = None) -> Delivery:
     if state is None:
         return delivery
     unwrapped = {name: value for name, value in headers.items() if name not in _NOT_UNWRAPPED}
-    if "task" not in headers:  # only tasks are retried
-        unwrapped.pop(X_DELAY_SENT, None)
     unwrapped |= _later_deaths(headers, f"{state.root}.")
-    if "id" in headers and X_DELAY_SENT in headers:
-        unwrapped[X_DELAY_OF] = {"id": headers["id"]}
     has_ours = is_reserved(routing_key)  # that of its levels or of its outbox
     if state.queue is not None and not exchange and (has_ours or routing_key == state.queue):
         return Delivery(state.exchange, state.routing_key, unwrapped)
@@ -66,8 +51,6 @@ def without_native_delay(delivery: Delivery, queue: str | None) -> Delivery:
 def resent(headers: Headers, state: State) -> Delivery:
     """Return what to publish so that a message in the cascade goes to its destination again, without our headers."""
     unwrapped = unwrap(Delivery(state.exchange, state.routing_key, dict(headers)), state)
-    if X_DELAY_SENT in headers:
-        unwrapped.headers[X_DELAY_SENT] = headers[X_DELAY_SENT]
     return Delivery(*state.destination, unwrapped.headers)
 
 

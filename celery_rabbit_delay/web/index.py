@@ -19,7 +19,6 @@ from ..amqp.stream_consumer import StreamMessage
 from ..core import streams
 from ..core.changes import Pause
 from ..core.fates import Fate, Fates
-from ..core.headers import X_DELAY_SENT, own
 from ..core.journal import Record, unpack_records
 from ..core.streams import Unreadable
 from .printing import SEARCHED, body_text, clean, printable
@@ -109,7 +108,7 @@ class Index:
                 with suppress(Unreadable):
                     delayed += self._add(record, entry)
         self._told.update(map(clean, told))
-        cancelled = sum(self._fates.changes.cancelled_at(id_) is not None for id_ in told)
+        cancelled = sum(self._fates.changes.has_cancelled(id_) for id_ in told)
         return Counts(delayed, cancelled, len(self._void) - void)
 
     @streams.reading
@@ -144,8 +143,8 @@ class Index:
         self._new.append(row)
         if fate is Fate.CANCELLED:
             self._cancelled.add(record.number)
-        if marks := {name: value for name, value in own(headers).items() if value and name in ("stamps", X_DELAY_SENT)}:
-            self._marks[record.number] = marks
+        if headers.get("stamps"):
+            self._marks[record.number] = {"stamps": headers["stamps"]}
         return True
 
     def settle(self, now: int) -> None:

@@ -174,11 +174,10 @@ def _details(record: Record) -> dict[str, Any]:
         raise ValueError(f"it has no header {headers_.HEADER}")
     sent = unwrap(Delivery(f"{state.root}.", "@", headers), state)
     texts = ("argsrepr", "kwargsrepr")
-    hidden = (*texts, headers_.X_DELAY_OF, headers_.X_DELAY_SENT)
     shown = {
         printable(name, 200): printable(value if isinstance(value, str) else _json(value), 2000)
         for name, value in list(sent.headers.items())[:200]
-        if name not in hidden
+        if name not in texts
     }
     properties = {
         name: printable(value, 500) for name, value in message.properties.items() if name != "application_headers"

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import celery_rabbit_delay
-from celery_rabbit_delay.amqp.clocks import sent_now
 from celery_rabbit_delay.amqp.schedule import waiting, write_changes
 from celery_rabbit_delay.core import changes, journal, streams
 from tests.kit import meter
@@ -140,9 +139,7 @@ def cancelled(node: Node, scale: float, repeats: int, log: Log) -> dict[str, Any
                 write_changes(connection, [streams.marker()])
                 for start in range(0, amount, 1000):
                     ids = [str(uuid.uuid4()) for _ in range(min(1000, amount - start))]
-                    write_changes(
-                        connection, [message for id_ in ids for message in changes.cancelled([id_], sent_now())]
-                    )
+                    write_changes(connection, [message for id_ in ids for message in changes.cancelled([id_])])
         kinds = {
             "without install": (none, Contender.name),
             "no id": (none, Ours.name),

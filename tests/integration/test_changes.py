@@ -13,7 +13,6 @@ import pytest
 from celery_rabbit_delay.amqp import receiving
 from celery_rabbit_delay.amqp import reschedule as reschedule_
 from celery_rabbit_delay.amqp import schedule as schedule_
-from celery_rabbit_delay.amqp.clocks import sent_now
 from celery_rabbit_delay.amqp.receiving import known_to
 from celery_rabbit_delay.amqp.schedule import write_changes
 from celery_rabbit_delay.core import changes, streams
@@ -41,7 +40,7 @@ def test_a_busy_consumer_gets_nothing_that_is_cancelled_after_many_others(vhost:
         assert take(consumer, "q", 1)  # it follows what is cancelled from now on
         with kombu.Consumer(consumer, [kombu.Queue("q", no_declare=True)], on_message=on_message, auto_declare=False):
             publish(publisher, 5, correlation_id="victim")
-            write_changes(publisher, [next(changes.cancelled([f"other {n}"], sent_now())) for n in range(300)])
+            write_changes(publisher, [next(changes.cancelled([f"other {n}"])) for n in range(300)])
             schedule_.cancel(publisher, ["victim"])
             publish(publisher, 6, "bell")
             take(publisher, "bell", 1)  # meanwhile the consumer is busy, and the victim arrives
@@ -147,3 +146,22 @@ def test_a_worker_that_receives_nothing_learns_of_changes_after_it_lost_what_it_
             return changes_.cancels("after")
 
         wait_until(has_learned, "it has learned of it")
+
+
+@pytest.mark.parametrize("how", ["id", "stamp"])
+def test_what_is_sent_after_its_id_or_stamp_was_cancelled_stays_cancelled_and_an_id_can_be_restored(
+    vhost: Vhost, how: str
+) -> None:
+    vhost.declare("q")
+    headers = {"task": "t", "id": "id", "stamps": {"customer": ["7"]}}
+    with vhost.connection(journal=0) as connection:
+        cancels = changes.cancelled(["id"]) if how == "id" else [changes.cancelled_stamps({"customer": "7"})]
+        write_changes(connection, cancels)
+        publish(connection, 1, correlation_id="id", headers=headers)
+        publish(connection, 2, correlation_id="end")
+        assert [message.properties["correlation_id"] for message in take(connection, "q", 1)] == ["end"]
+        schedule_.restore(connection, ["id"])
+        publish(connection, 1, correlation_id="id", headers=headers)
+        publish(connection, 2, correlation_id="end")
+        found = [message.properties["correlation_id"] for message in take(connection, "q", 2 if how == "id" else 1)]
+    assert found == (["id", "end"] if how == "id" else ["end"])

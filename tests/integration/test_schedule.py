@@ -129,10 +129,9 @@ def test_what_ran_or_was_cancelled_is_not_listed(vhost: Vhost, make_app: MakeApp
     shown = run(vhost.url("amqp"), "show", stays.id, by_id.id, by_stamp.id)
     assert shown.code == 0
     states = [line[11:] for line in shown.out.splitlines() if line.startswith("state")]
-    told = [re.sub(r" \d{4}-.*?Z", "", state).strip() for state in states]
-    assert told == ["waits", "cancelled", "cancelled by a stamp"]
+    assert states == ["waits", "cancelled", "cancelled by a stamp"]
     again = run(vhost.url("amqp"), "cancel", by_id.id, by_id.id)
-    assert f"{by_id.id} was already cancelled, due" in again.out
+    assert f"{by_id.id} is cancelled, due" in again.out
     assert again.out.endswith("\n1 id cancelled\n")
 
 
@@ -190,17 +189,13 @@ def test_the_command_lists_and_cancels_without_an_app(vhost: Vhost) -> None:
     told = run(url, "cancel", "fourth", "first", "typo").out
     due = lines[3].partition("Z")[0]
     assert told == (
-        f"fourth waited, due {due}Z for q\n"
-        f"first was already cancelled, due {lines[0].partition('Z')[0]}Z for mail\n"
+        f"fourth is cancelled, due {due}Z for q\n"
+        f"first is cancelled, due {lines[0].partition('Z')[0]}Z for mail\n"
         "typo is not in the journal: if a task with this id waits, it does not run\n"
         "3 ids cancelled\n"
     )
     known = list(map(json.loads, run(url, "cancel", "fourth", "typo", "new", "--json").out.splitlines()))
-    assert [(one["id"], one["was"]) for one in known] == [
-        ("fourth", "cancelled"),
-        ("typo", "cancelled"),
-        ("new", "unknown"),
-    ]
+    assert [(one["id"], one["state"]) for one in known] == [(id_, "cancelled") for id_ in ("fourth", "typo", "new")]
     assert known[0]["task"] == "shop.ship"
     assert run(url, "list").out.splitlines() == lines[1:2]
     assert run(url, "cancel", "--yes", "--all").out == "1 cancelled\n"
@@ -569,16 +564,10 @@ def test_a_command_shows_all_that_is_known_of_a_task(vhost: Vhost) -> None:
     assert shown.code == 3
     states = [line[11:] for line in shown.out.splitlines() if line.startswith("state")]
     unknown = "not in the journal: it is due, is below the option `journal`, or was never sent"
-    assert [re.sub(r"\d{4}-.*?Z", "then", state) for state in states] == [
-        "cancelled then",
-        f"cancelled then, and {unknown}",
-        "waits",
-        unknown,
-    ]
+    assert states == ["cancelled", f"cancelled, and {unknown}", "waits", unknown]
     assert "task " not in shown.out.partition("message")[2], "it is no task"
     found = [json.loads(line) for line in run(url, "show", "a", "due", "message", "nobody", "--json").out.splitlines()]
     assert [one["state"] for one in found] == ["cancelled", "cancelled", "waiting", "unknown"]
-    assert [bool(one["cancelled"]) for one in found] == [True, True, False, False]
     assert found[0]["args"] == "(42,)"
     assert run(url, "show").code == 2
 

@@ -10,11 +10,9 @@ from celery_rabbit_delay import upstream
 from celery_rabbit_delay.core import changes, headers
 from celery_rabbit_delay.core.fates import Fate
 from celery_rabbit_delay.core.journal import Record
-from celery_rabbit_delay.core.sent import Sent
 
 NOW = 1_800_000_000_000
 MINUTE = 60_000
-SENT = Sent(NOW * 1000, "here")
 UUID = "7e2b6a4c-5d4e-4e0b-8d4b-0c1f6ed7f2a1"
 
 
@@ -36,7 +34,6 @@ class Case(NamedTuple):
 
 
 W, C, M = Fate.WAITS, Fate.CANCELLED, Fate.MOVED
-_EARLIER = Sent(SENT.at - 1000, "here")
 _STAMPED = [
     record(1, stamps={"batch": ["red", "blue"]}),
     record(2, stamps={"batch": "red"}),
@@ -45,8 +42,8 @@ _STAMPED = [
     record(5, stamps="red"),
     record(6),
 ]
-_TWO, _IDS = [record(1), record(2, id_=UUID)], [*changes.cancelled([UUID, "id-1"], SENT)]
-_BACK = [*changes.restored(["id-1", UUID], _EARLIER)]  # by a clock that is behind
+_TWO, _IDS = [record(1), record(2, id_=UUID)], [*changes.cancelled([UUID, "id-1"])]
+_BACK = [*changes.restored(["id-1", UUID])]
 _COPIES = [record(number, id_="a") for number in (1, 2, 3, 4)]
 
 
@@ -57,16 +54,12 @@ def _moved(*copies: int) -> list[bytes]:
 CASES: dict[str, Case] = {
     "nothing is said": Case([record(1)], [], {1: W}),
     "due": Case([record(1, NOW), record(2, NOW - 1)], [changes.void(1, NOW)], {1: None, 2: None}),
-    "cancelled by its id": Case([record(1), record(2)], [*changes.cancelled(["id-1"], SENT)], {1: C, 2: W}),
-    "by a UUID": Case([record(1, id_=UUID), record(2)], [*changes.cancelled([UUID, "x"], SENT)], {1: C, 2: W}),
-    "all with the id": Case([record(1, id_="a"), record(2, id_="a")], [*changes.cancelled(["a"], SENT)], {1: C, 2: C}),
-    "by a stamp": Case(
-        _STAMPED, [changes.cancelled_stamps({"batch": ["red"]}, SENT)], {1: C, 2: C, 3: W, 4: W, 5: W, 6: W}
-    ),
+    "cancelled by its id": Case([record(1), record(2)], [*changes.cancelled(["id-1"])], {1: C, 2: W}),
+    "by a UUID": Case([record(1, id_=UUID), record(2)], [*changes.cancelled([UUID, "x"])], {1: C, 2: W}),
+    "all with the id": Case([record(1, id_="a"), record(2, id_="a")], [*changes.cancelled(["a"])], {1: C, 2: C}),
+    "by a stamp": Case(_STAMPED, [changes.cancelled_stamps({"batch": ["red"]})], {1: C, 2: C, 3: W, 4: W, 5: W, 6: W}),
     "moved": Case([record(1), record(2)], [changes.void(1, NOW + MINUTE)], {1: M, 2: W}),
-    "moved and cancelled": Case(
-        [record(1)], [changes.void(1, NOW + MINUTE), *changes.cancelled(["id-1"], SENT)], {1: M}
-    ),
+    "moved and cancelled": Case([record(1)], [changes.void(1, NOW + MINUTE), *changes.cancelled(["id-1"])], {1: M}),
     "moved again": Case(_COPIES, _moved(1, 2), {1: M, 2: M, 3: W, 4: W}),
     "moved by two at the same moment": Case(_COPIES, _moved(1, 1), {1: M, 2: W, 3: W, 4: W}),
     "published twice and moved": Case(_COPIES, _moved(1, 2, 1), {1: M, 2: M, 3: W, 4: W}),

@@ -17,7 +17,6 @@ from celery.utils.collections import LimitedSet
 
 from celery_rabbit_delay import NotPermitted, StreamUnavailable
 from celery_rabbit_delay.amqp import receiving
-from celery_rabbit_delay.amqp.clocks import sent_now
 from celery_rabbit_delay.amqp.follower import Follower
 from celery_rabbit_delay.amqp.stream_consumer import StreamMessage
 from celery_rabbit_delay.app import control
@@ -127,7 +126,7 @@ def test_what_is_lost_while_another_stream_cannot_be_read_is_read_again(
 ) -> None:
     connection, read = connected(Client()), list[str]()
     known = receiving.known_to[connection.client]
-    bodies = iter([*changes.cancelled(["a", "b"], sent_now())])
+    bodies = iter([*changes.cancelled(["a", "b"])])
 
     def catch_up(self: Any, stream: Any, *args: Any, **limits: Any) -> Iterator[StreamMessage]:
         read.append(stream.name.partition(".")[0])
@@ -184,11 +183,11 @@ def test_a_worker_says_that_it_has_forgotten_what_was_cancelled(
 ) -> None:
     monkeypatch.setattr(changes, "KEPT", 10)
     known = control.WorkerChanges(time.time)
-    for message in changes.cancelled(map(str, range(20)), sent_now()):
+    for message in changes.cancelled(map(str, range(20))):
         known.apply(message)
     assert caplog.messages == []
     for number in range(20, 60):
-        for message in changes.cancelled([str(number)], sent_now()):
+        for message in changes.cancelled([str(number)]):
             known.apply(message)
     assert [message for message in caplog.messages if "tasks were cancelled: this worker forgets those" in message] == [
         caplog.messages[0]
@@ -202,11 +201,11 @@ def test_a_worker_that_connects_again_revokes_only_what_was_cancelled_meanwhile(
     revoked: list[str] = []
     monkeypatch.setattr(control, "revoke", revoked.append)
     known = control.WorkerChanges(time.time)
-    stream = [*changes.cancelled(["before", str(uuid.UUID(int=1))], sent_now())]
+    stream = [*changes.cancelled(["before", str(uuid.UUID(int=1))])]
     for message in stream:
         known.apply(message)
     known.running = True
-    for message in [*stream, *changes.cancelled(["meanwhile"], sent_now())]:
+    for message in [*stream, *changes.cancelled(["meanwhile"])]:
         known.apply(message)
     assert revoked == ["meanwhile"]
 
@@ -223,7 +222,7 @@ def test_a_task_without_our_header_is_looked_up_if_it_may_have_waited(
     client = Client()
     connection = connected(client)
     receiving.known_to[client].on_cancelled = lambda id_: False
-    for change in changes.cancelled(["a"], sent_now()):
+    for change in changes.cancelled(["a"]):
         receiving.known_to[client].changes.apply(change)
     message = SimpleNamespace(headers={"task": "t", "id": "a", **headers}, properties={}, body=b"")
     assert receiving.is_dropped(connection, message) is dropped
@@ -235,13 +234,13 @@ def test_celery_forgets_what_is_restored_also_what_statedb_had(monkeypatch: pyte
     monkeypatch.setattr(control, "state", SimpleNamespace(revoked=revoked))
     known = control.WorkerChanges(time.time)
     for change in [
-        *changes.cancelled(["of statedb", "stays"], sent_now()),
-        *changes.restored(["of statedb"], sent_now()),
+        *changes.cancelled(["of statedb", "stays"]),
+        *changes.restored(["of statedb"]),
     ]:
         known.apply(change)
     assert set(revoked) == {"stays"}
     known.running = True
-    for change in [*changes.cancelled(["w"], sent_now()), *changes.restored(["w", "stays"], sent_now())]:
+    for change in [*changes.cancelled(["w"]), *changes.restored(["w", "stays"])]:
         known.apply(change)
     assert set(revoked) == set()
     assert not {"w", "stays"} & revoked.cancelled.keys()
@@ -250,7 +249,7 @@ def test_celery_forgets_what_is_restored_also_what_statedb_had(monkeypatch: pyte
 def test_only_tasks_are_left_to_celery() -> None:
     client = Client()
     connection = connected(client)
-    for change in changes.cancelled(["a"], sent_now()):
+    for change in changes.cancelled(["a"]):
         receiving.known_to[client].changes.apply(change)
     revoked: list[str] = []
     known = receiving.known_to[client]

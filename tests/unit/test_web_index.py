@@ -21,7 +21,7 @@ from celery_rabbit_delay.web import index as index_
 from celery_rabbit_delay.web import search
 from celery_rabbit_delay.web.index import Counts, Index, Row
 from celery_rabbit_delay.web.search import Filter
-from tests.kit.fates import CASES, MINUTE, NOW, SENT, UUID, Case, record
+from tests.kit.fates import CASES, MINUTE, NOW, UUID, Case, record
 
 
 class Streams:
@@ -86,7 +86,7 @@ def test_the_index_has_what_became_of_a_message(
 
 def test_what_comes_is_counted(streams: Streams) -> None:
     streams.tell(record(1), record(2), record(3), changes.void(2, NOW + MINUTE))
-    streams.tell(*changes.cancelled(["id-1", "x"], SENT))
+    streams.tell(*changes.cancelled(["id-1", "x"]))
     assert Counts(*map(sum, zip(*streams.counts, strict=True))) == (3, 2, 1)
 
 
@@ -152,7 +152,7 @@ def test_pages_have_everything_once_forwards_and_backwards(streams: Streams, fal
 
 
 def test_what_is_due_is_forgotten(streams: Streams) -> None:
-    streams.tell(record(1), record(2, NOW + 9 * MINUTE, stamps={"a": "b"}), *changes.cancelled(["id-2"], SENT))
+    streams.tell(record(1), record(2, NOW + 9 * MINUTE, stamps={"a": "b"}), *changes.cancelled(["id-2"]))
     streams.index.settle(NOW + 5 * MINUTE)
     assert ([*streams.index.view.waiting], len(streams.index.view.cancelled)) == ([], 1)
     streams.index.settle(NOW + 10 * MINUTE)
@@ -174,7 +174,7 @@ def test_the_soonest_are_kept_and_the_others_counted_and_read_again(
     kept = streams.rows()
     assert [row.number for row in kept] == [*range(1, len(kept) + 1)]
     assert (10 <= len(kept) <= 11, len(kept) + later(streams)) == (True, 30)
-    streams.tell(record(31, NOW + 31 * MINUTE), record(32, NOW + 90), *changes.cancelled(["id-40"], SENT))
+    streams.tell(record(31, NOW + 31 * MINUTE), record(32, NOW + 90), *changes.cancelled(["id-40"]))
     assert (streams.rows()[0].number, later(streams)) == (32, 31 + 1 - len(streams.rows()))
     streams.tell(record(40, NOW + 40 * MINUTE))  # is cancelled
     assert len(streams.rows()) + later(streams) == 32
@@ -199,7 +199,7 @@ def test_shares_are_by_task_and_by_queue_the_most_first(streams: Streams) -> Non
 def test_a_view_never_changes(streams: Streams) -> None:
     streams.tell(record(1), record(2))
     view = streams.index.view
-    streams.tell(record(3), *changes.cancelled(["id-1"], SENT))
+    streams.tell(record(3), *changes.cancelled(["id-1"]))
     assert [row.id for row in view.waiting] == ["id-1", "id-2"]
     assert streams.found() == ["id-2", "id-3"]
 
