@@ -69,7 +69,7 @@ def test_what_waits_orphaned_cancelled_or_moved_is_so_after_an_upgrade_in_place(
 
     with old.connection(**OPTIONS) as connection:
         lead(connection, "gone")
-        send(connection, "orphan", 10.5, "gone")
+        send(connection, "orphan", 14, "gone")  # in levels for some seconds
         old.delete_queue("gone")
         for name in [name for name in old.names("queues") if name.endswith("+gone")]:
             old.delete_queue(name)
