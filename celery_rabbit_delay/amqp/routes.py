@@ -81,7 +81,7 @@ class Routes:
 
     def _lead(self, channel: ConfirmedChannel, destination: Destination) -> tuple[int, ...]:
         """Create outboxes, or look for them; return those that delays which are not round may end in."""
-        combined = () if self._cascade.by_time else self._options.combined
+        combined = self._options.combined_in(self._cascade)
         if self._options.declare == "passive":
             return declare.require_route(channel.get_channel(), self._cascade, destination, combined)
         try:

@@ -194,10 +194,9 @@ class Options:
         """Return the ticks that a delay in microseconds takes, rounded up, at least one."""
         return max(1, to_ticks(delay, self.cascade.tick // timedelta(microseconds=1)))
 
-    @property
-    def combined(self) -> tuple[int, ...]:
-        """The outboxes that delays which are not round may end in, by their ticks."""
-        return self.outbox_ticks[:MOST_COMBINED]
+    def combined_in(self, cascade: Cascade) -> tuple[int, ...]:
+        """Return the outboxes of each destination that delays which are not round may end in, by their ticks."""
+        return () if cascade.by_time else self.outbox_ticks[:MOST_COMBINED]
 
     def route(self, cascade: Cascade, ticks: int, combined: tuple[int, ...] | None = None, exact: bool = True) -> Route:
         """Return the route that keeps a message for at least one tick, of at most the ticks of `max_delay`.
@@ -210,7 +209,7 @@ class Options:
             return cascade.route(0, 0)
         fraction, seconds = self._slack_pair
         slack = int(min((ticks - 1) * fraction, seconds / self.tick))  # the delay is longer than all ticks but the last
-        combined = self.combined if combined is None else combined
+        combined = self.combined_in(cascade) if combined is None else combined
         whole = self.outbox_ticks if exact else combined
         outbox, rest = split(ticks, slack, cascade.max_ticks, whole, combined)
         return cascade.route(rest, outbox)

@@ -99,10 +99,10 @@ def setup(
 
 
 def _outboxes(options: Options, cascade: Cascade, destination: Destination, ahead: bool) -> tuple[int, ...]:
-    """Return the delays of the outboxes that `setup` creates, in ticks; the one without a delay comes last."""
+    """Return the delays of the outboxes that `setup` creates, in ticks."""
     if ahead and not destination.exchange and not cascade.by_time:
-        return (*options.outbox_ticks, 0)
-    return (0,) if cascade.by_time else (*options.combined, 0)
+        return (0, *options.outbox_ticks)
+    return (0, *options.combined_in(cascade))
 
 
 def _require_room(

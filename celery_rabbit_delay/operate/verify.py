@@ -104,7 +104,7 @@ def _expected(
     # A publisher creates the outboxes of a destination on demand, unless it is passive.
     options: Options = connection.transport.delay_options
     needed = destinations if options.declare == "passive" or with_outboxes else ()
-    topology = Topology.of(wanted, needed, beside, () if wanted[0].by_time else options.combined)
+    topology = Topology.of(wanted, needed, beside, options.combined_in(wanted[0]))
     for outbox in outboxes:
         topology.queues[outbox.queue] = wanted[0].outbox(outbox.destination, outbox.ticks)
         topology.bindings.update(dict.fromkeys(wanted[-1].outbox_bindings(outbox.destination, outbox.ticks)))

@@ -37,7 +37,7 @@ def test_the_broker_holds_just_what_the_topology_says(vhost: Vhost, q: str) -> N
     exchanges = {e.name: e for e in cascade.exchanges()}
     queues = {queue.name: queue for queue in cascade.queues()}
     assert vhost.names("exchanges") == sorted(exchanges)
-    ticks = (*Options(**QUICK).combined, 0)
+    ticks = (*Options(**QUICK).combined_in(cascade), 0)
     outboxes = {outbox.name: outbox for outbox in (cascade.outbox(Q, one) for one in ticks)}
     assert vhost.names("queues") == sorted([*queues, *outboxes, "q"])
     for name, outbox in outboxes.items():

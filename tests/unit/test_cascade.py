@@ -79,7 +79,7 @@ class Process:
         self.usable = () if destination.is_short_lived else self.options.outbox_ticks
         if passive:  # it misses those that others have not made, and does without
             there = {n for n in self.usable if self.cascade.outbox_name(destination, n) in model.queues}
-            self.usable = tuple(there.union(self.options.combined))
+            self.usable = tuple(there.union(self.options.combined_in(self.options.cascade)))
         if not destination.is_short_lived:
             bind(model, destination, self.cascade, self.usable)
 
