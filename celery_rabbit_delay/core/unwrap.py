@@ -31,7 +31,8 @@ def unwrap(delivery: Delivery, state: State | None = None) -> Delivery:
         return delivery
     unwrapped = {name: value for name, value in headers.items() if name not in _NOT_UNWRAPPED}
     unwrapped |= _later_deaths(headers, f"{state.root}.")
-    has_ours = is_reserved(routing_key)  # that of its levels or of its outbox
+    # That of its levels or of its outbox. The outbox of a queue hands on with the message's own key.
+    has_ours = routing_key != state.routing_key and is_reserved(routing_key)
     if state.queue is not None and not exchange and (has_ours or routing_key == state.queue):
         return Delivery(state.exchange, state.routing_key, unwrapped)
     return Delivery(exchange, state.routing_key if has_ours else routing_key, unwrapped)
