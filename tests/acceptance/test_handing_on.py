@@ -177,7 +177,7 @@ def test_handing_on_can_be_switched_off(make_shop: MakeShop) -> None:
 
 
 @pytest.mark.long
-def test_queues_that_nobody_else_can_publish_to_keep_their_tasks(make_shop: MakeShop) -> None:
+def test_broadcast_queues_keep_their_copies_and_exclusive_ones_hand_theirs_on(make_shop: MakeShop) -> None:
     shop, others = make_shop(queues="broadcast"), make_shop(None, queues="broadcast")
     for name in ("one", "two"):
         shop.worker("-Q", "celery,news", name=name)
@@ -187,7 +187,8 @@ def test_queues_that_nobody_else_can_publish_to_keep_their_tasks(make_shop: Make
     shop, others = make_shop(queues="exclusive"), make_shop(None, queues="exclusive")
     shop.worker("-Q", "celery,own", name="three")
     others.send("note", "own", countdown=25, exchange="own", routing_key="own")
-    wait_until(lambda: len(scheduled(shop)) == 1, "the worker holds it")
+    wait_until(lambda: waiting(shop.vhost) == 1, "it waits in RabbitMQ")
+    assert not scheduled(shop)
     shop.wait_for(1, "own")
 
 
