@@ -9,6 +9,7 @@ from typing import Any
 
 from amqp.exceptions import NotFound
 
+from ..core import streams
 from ..core.errors import CascadeMissing
 from ..core.options import Options
 from ..core.topology import Cascade, Stream
@@ -105,7 +106,7 @@ def ensure_stream(channel: ConfirmedChannel, options: Options, cascade: Cascade,
     Raises `UnsupportedConfiguration` without streams, `CascadeMissing` with `declare="passive"`, and the errors of
     `create_cascade` and `declare.bind_stream`.
     """
-    options.require_streams()
+    streams.require_schedule(options)
     if options.declare == "passive":
         raise CascadeMissing(
             f'declare="passive", and the broker lacks the stream {stream.name!r}: run `celery -A APP delay setup`'

@@ -170,8 +170,8 @@ def bind_stream(channel: Channel, cascade: Cascade, stream: Stream, pause: float
             ) from None
         except InternalError as exc:
             raise UnsupportedConfiguration(
-                f"RabbitMQ cannot create the stream {stream.name!r} ({exc}). If it has no streams, set the option "
-                "streams=False: then delayed tasks work, but none can be listed, cancelled or moved"
+                f"RabbitMQ cannot create the stream {stream.name!r} ({exc}). If it has no streams, leave schedule=True "
+                "out: delayed tasks work without, but none can be listed, cancelled or moved"
             ) from None
 
 

@@ -169,7 +169,7 @@ class Follower(StreamConsumer):
 
     def _with_retries(self, stream: Stream, attempt: Callable[[], Iterator[Any]], patience: float) -> Iterator[Any]:
         """Yield what an attempt yields; begin another one after an error, for some time since the last that worked."""
-        self.options.require_streams()
+        streams.require_schedule(self.options)
         tries = Patience(min(patience, self._most))
         while True:
             has_worked = False

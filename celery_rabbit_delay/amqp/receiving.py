@@ -20,7 +20,7 @@ from ..core.changes import Changes
 from ..core.errors import DelayError, StreamUnavailable
 from ..core.fates import Fate, fate
 from ..core.headers import State, message_id, read_state
-from ..core.options import Options, options_of
+from ..core.options import Options
 from ..core.streams import Unreadable
 from ..core.topology import Stream
 from .clients import PerClient
@@ -92,7 +92,7 @@ def is_dropped(connection: Receiver, message: Any) -> bool:
     """
     headers, state = message.headers or {}, state_of(message)
     own = connection.delay_options
-    if not own.streams or not headers:
+    if not own.schedule or not headers:
         return False
     known = connection.known
     # Celery discards only tasks; a worker may have consumers of its own for other messages.
@@ -104,11 +104,11 @@ def is_dropped(connection: Receiver, message: Any) -> bool:
     number, options = state and state.number, own
     if state and state.root != own.cascade.root:
         # Apps with different prefixes may share a queue, and what was sent before that was changed arrives later.
-        other = options_of(state.root)
+        other = streams.options_of(state.root)
         options = other if other and other.prefix != own.prefix else own
     if number is not None or known.on_cancelled is not None:
         for one in [own] if options is own else [own, options]:
-            _keep_current(connection, one, streams.changes(one.cascade), known.changes.apply)
+            _keep_current(connection, one, streams.changes_of(one), known.changes.apply)
     id_ = message_id(message.properties, headers)  # the same id as in a record, which `list` shows
     found = fate(known.changes, number, id_, lambda: headers)
     if found is Fate.CANCELLED:
@@ -283,7 +283,7 @@ def learn(client: kombu.Connection) -> None:
     Each message that the client takes from then on is dropped if it was cancelled in the meantime. Without streams
     there is nothing to know.
     """
-    if not client.transport.delay_options.streams:
+    if not client.transport.delay_options.schedule:
         return
     cascade, following = client.transport.delay_options.cascade, client.connection.following
     known = known_to[client]

@@ -367,7 +367,7 @@ def write_changes(connection: kombu.Connection, messages: Iterable[bytes], secon
     With a limit in seconds it waits neither for a leader nor for the end of an alarm: `TimeoutError`. RabbitMQ has the
     messages then, in the buffers of its socket, and takes them when the alarm ends.
     """
-    stream, bodies = streams.changes(connection.transport.delay_options.cascade), list(messages)
+    stream, bodies = streams.changes_of(connection.transport.delay_options), list(messages)
     write = partial(connection.connection.sender.write, stream, bodies, seconds)
     if seconds is None:
         until_there_is_a_leader(write)

@@ -11,7 +11,7 @@ from amqp import Message
 from amqp.exceptions import AMQPError, InternalError, NotFound, ResourceError
 
 from .. import upstream
-from ..core import journal
+from ..core import journal, streams
 from ..core.errors import CascadeMissing, DelayError, NotRouted, StreamUnavailable, UnsupportedConfiguration
 from ..core.journal import Record
 from ..core.options import Options
@@ -124,9 +124,9 @@ class StreamWriter:
         """Store messages in a stream, which is created if it is missing: one round trip.
 
         Raises `CascadeMissing` with `declare="passive"`, `NotPermitted`, `CascadeConflict`, `NotStored`,
-        `UnsupportedConfiguration` with `streams=False`.
+        `UnsupportedConfiguration` without the schedule.
         """
-        self._options.require_streams()
+        streams.require_schedule(self._options)
         messages = [self.outgoing(stream, body) for body in bodies]
         try:
             self._write(stream, messages)

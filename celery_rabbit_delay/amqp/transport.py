@@ -9,7 +9,6 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from datetime import datetime, timezone
 from functools import partial
 from typing import Any
@@ -233,8 +232,11 @@ class Transport(pyamqp.Transport):  # type: ignore[misc]
         self.delay_options = Options.parse(given)
         if isinstance(given, Options):  # a worker tells other programs of its connection, which know no such type
             client.transport_options = {**client.transport_options, OPTIONS: given.to_dict()}
-        if any(map(streams.lose_data, (client.hostname or "", *client.alt))):
-            self.delay_options = replace(self.delay_options, streams=False)
+        if self.delay_options.schedule and any(map(streams.lose_data, (client.hostname or "", *client.alt))):
+            raise UnsupportedConfiguration(
+                "schedule=True needs streams, and on Amazon MQ a stream loses data: leave it out; delayed tasks work "
+                "without, but none can be listed, cancelled or moved"
+            )
 
     def qos_semantics_matches_spec(self, connection: DelayConnection) -> bool:
         """Return whether `basic.qos` must be sent per consumer: RabbitMQ 4.3 and quorum queues support only this."""

@@ -151,9 +151,9 @@ class FollowChanges(bootsteps.StartStopStep):  # type: ignore[misc]
             logger.info("Delayed tasks wait in RabbitMQ: %s", connection.transport.delay_options.summary)
         self._has_begun = True
         options = connection.transport.delay_options
-        stream = streams.changes(options.cascade)
+        stream = streams.changes_of(options)
         try:
-            if options.streams:
+            if options.schedule:
                 # Who creates the stream later tells workers of it, as far as `tell_workers` reaches them.
                 conf = consumer.app.conf
                 create = not (conf.worker_enable_remote_control and f"{conf.control_exchange}.pidbox" == CONTROL)
@@ -172,7 +172,7 @@ class FollowChanges(bootsteps.StartStopStep):  # type: ignore[misc]
         has_loop = bool(consumer.hub or getattr(consumer.pool, "is_green", False))
         if has_loop:  # otherwise timers run in another thread
             limit_this_thread(PATIENCE_OF_LOOP)
-        if options.streams:
+        if options.schedule:
             look = (self._look, consumer, connection.connection.following, stream)
             call, *arguments = look if has_loop else (consumer.call_soon, *look)
             self._timer = consumer.timer.call_repeatedly(POLL, call, arguments)
@@ -207,8 +207,8 @@ class PausingNode(Node):  # type: ignore[misc]
             connection = getattr(self.state.consumer, "connection", None)
             if connection is not None and connection.transport.driver_type == DRIVER_TYPE:
                 options = connection.transport.delay_options
-                if options.streams:
-                    connection.connection.following.look(streams.changes(options.cascade))
+                if options.schedule:
+                    connection.connection.following.look(streams.changes_of(options))
         return super().handle_cast(method, arguments)
 
 

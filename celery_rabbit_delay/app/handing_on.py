@@ -71,8 +71,6 @@ class HandingOn:
         now, eta = datetime.now(timezone.utc), due_of(message)
         early = came_early(message, eta, now)
         due = early.due if early else eta
-        if eta is not None and not options.hand_on:  # Celery holds it
-            due = None
         if due is None or (early is None and has_waited(message, due)):
             return False
         if due <= now + timedelta(seconds=MOMENT * options.tick) or not self._may_send(message):

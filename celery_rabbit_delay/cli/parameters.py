@@ -70,15 +70,15 @@ def cascade_options(command: F) -> F:
             help="Set the delays that a queue has outboxes for, separated by commas; '' for none.",
         ),
         click.option(
+            "--schedule/--no-schedule",
+            default=None,
+            help="Keep what waits in streams too, so that it can be listed, cancelled and moved (default: not).",
+        ),
+        click.option(
             "--journal",
             metavar="SECONDS",
             type=parse_journal,
-            help="Set the shortest delay that is recorded, or 'none'.",
-        ),
-        click.option(
-            "--streams/--no-streams",
-            default=None,
-            help="Use streams, or do without: without, nothing can be listed, cancelled or moved.",
+            help="Set the shortest delay that the schedule records, or 'none'.",
         ),
         click.option(
             "--delivery-time/--no-delivery-time",

@@ -79,7 +79,7 @@ def status(
 
 def _recorded(names: QueueNames, connection: kombu.Connection, found: Status) -> Recorded | None:
     """Return what the journal says, if messages wait and there is one; if this user may not read it, say why not."""
-    if not (found.waiting or found.is_partial) or not connection.transport.delay_options.streams:
+    if not (found.waiting or found.is_partial) or not connection.transport.delay_options.schedule:
         return None
     try:
         return operate.recorded(connection, names)

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from datetime import timedelta
 from difflib import get_close_matches
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import Any, Literal, get_args
 
-from . import streams
 from .due import to_ticks
-from .errors import InvalidOption, UnsupportedConfiguration
+from .errors import InvalidOption
 from .levels import DEFAULT_OUTBOXES, MOST_COMBINED, Route, split
-from .streams import YEAR, levels_for_a_year
-from .topology import LAYOUT, Cascade, Stream
+from .topology import Cascade
 
 Declare = Literal["auto", "passive"]
 
@@ -25,6 +22,8 @@ DRIVER_TYPE = "rabbitmq"
 
 #: Key of the options in `transport_options`: an `Options` or a mapping.
 OPTIONS = "rabbit_delay"
+
+YEAR = 365 * 24 * 3600
 
 #: Seconds: a day. Sockets have no time-outs of more than 24 days.
 _LONGEST_TIMEOUT = 24 * 3600
@@ -37,8 +36,6 @@ HOLDS_MESSAGES = (4, 4)
 
 _MOST_OUTBOXES = 64
 _MAX_PREFIX = 150  # bytes; AMQP allows a name 255
-
-_ROOT = re.compile(rf"(.+)\.v{LAYOUT}\.([1-9][0-9]{{0,6}})ms").fullmatch
 
 
 @dataclass(frozen=True)
@@ -66,13 +63,10 @@ class Options:
     confirm_timeout: float | None = 60.0
     #: "auto" creates missing parts on the broker; "passive" never creates anything, and names missing parts.
     declare: Declare = "auto"
-    #: Let workers send tasks that reach them before they are due into the cascade, instead of holding them.
-    hand_on: bool = True
-    #: Seconds: messages with at least this delay are recorded, so that they can be listed and moved; None records none.
+    #: Keep cancellations, and a copy of each message, in streams: what waits can be listed, cancelled, moved.
+    schedule: bool = False
+    #: Seconds: of the schedule, the shortest delay that is recorded; None records none.
     journal: float | None = 60
-    #: Keep the journal and cancellations in streams. False does without both, and creates no stream: so on Amazon MQ,
-    #: whatever is set, because a stream there loses data.
-    streams: bool = True
     #: Let RabbitMQ 4.4 hold each message until it is due, without levels. Tried on a branch of it, not on the release.
     delivery_time: bool = False
 
@@ -99,7 +93,7 @@ class Options:
         self._check_outboxes()
         if self.declare not in get_args(Declare):
             raise InvalidOption(f"declare={self.declare!r}: use one of {', '.join(get_args(Declare))}")
-        for name in ("hand_on", "streams", "delivery_time"):
+        for name in ("schedule", "delivery_time"):
             if not isinstance(getattr(self, name), bool):
                 raise InvalidOption(f"{name}={getattr(self, name)!r}: use True or False")
         seconds = self.confirm_timeout
@@ -107,8 +101,8 @@ class Options:
             raise InvalidOption(f"confirm_timeout={seconds!r}: use seconds, above 0 up to a day, or None for no limit")
         if self.journal is not None and not (_is_number(self.journal) and 0 <= self.journal < float("inf")):
             raise InvalidOption(f"journal={self.journal!r}: use seconds, 0 or more, or None to record nothing")
-        if not self.streams:
-            object.__setattr__(self, "journal", None)  # which is in streams
+        if self.journal != Options.journal and not self.schedule:
+            raise InvalidOption(f"journal={self.journal!r}: use it with schedule=True, or leave it out")
 
     def _check_outboxes(self) -> None:
         if not isinstance(self.outboxes, (tuple, list)):
@@ -146,8 +140,7 @@ class Options:
     def cascade(self) -> Cascade:
         tick = timedelta(milliseconds=round(self.tick * 1000))
         ticks = -(-timedelta(seconds=self.max_delay) // tick)
-        more = 0 if self.max_delay <= YEAR else levels_for_a_year(tick) + 1  # streams tell by it what they keep
-        return Cascade(self.prefix, tick, max(ticks.bit_length(), more))
+        return Cascade(self.prefix, tick, ticks.bit_length())
 
     @cached_property
     def outbox_ticks(self) -> tuple[int, ...]:
@@ -159,24 +152,8 @@ class Options:
     def summary(self) -> str:
         """What a worker says of the options when it starts."""
         recorded = "none is recorded" if self.journal is None else f"recorded from {self.journal:g} s"
-        recorded = recorded if self.streams else "without streams: none can be listed, cancelled or moved"
-        return f"prefix {self.prefix}, tick {self.tick:g} s, at most {self.max_delay / 86400:g} days, {recorded}"
-
-    def require_streams(self) -> None:
-        """Raise `UnsupportedConfiguration` if these options do without streams."""
-        if not self.streams:
-            raise UnsupportedConfiguration(
-                "this needs streams, and streams=False does without them, as the package always does on Amazon MQ, "
-                "where a stream loses data: tasks that wait cannot be listed, found, cancelled or moved"
-            )
-
-    @cached_property
-    def wanted_streams(self) -> list[Stream]:
-        """The streams beside the cascade that these options may need."""
-        if not self.streams:
-            return []
-        journals = [] if self.journal is None else streams.journals(self.cascade, self.max_delay)
-        return [streams.changes(self.cascade), *journals]
+        schedule = f"with the schedule, {recorded}" if self.schedule else "without the schedule"
+        return f"prefix {self.prefix}, tick {self.tick:g} s, at most {self.max_delay / 86400:g} days, {schedule}"
 
     @cached_property
     def by_time_cascade(self) -> Cascade:
@@ -213,22 +190,6 @@ class Options:
         whole = self.outbox_ticks if exact else combined
         outbox, rest = split(ticks, slack, cascade.max_ticks, whole, combined)
         return cascade.route(rest, outbox)
-
-
-@lru_cache(maxsize=100)
-def options_of(root: str) -> Options | None:
-    """Return options for reading what stands beside a cascade, by its `root`, and for creating nothing.
-
-    None if no cascade's names begin so.
-    """
-    found = _ROOT(root)
-    if found is None:
-        return None
-    prefix, milliseconds = found.groups()
-    try:
-        return Options(prefix=prefix, tick=int(milliseconds) / 1000, declare="passive")
-    except InvalidOption:
-        return None
 
 
 def _is_name(value: object) -> bool:

@@ -118,7 +118,7 @@ def of_orphan(message: Any, state: State, delay: int, now: Now, options: Options
 
 def _journal(delay: int, headers: Headers, options: Options) -> Stream | None:
     """Return the stream that records a message with a delay in microseconds; None if it is not recorded."""
-    if options.journal is None:
+    if not options.schedule or options.journal is None:
         return None
     limit = math.floor(options.journal * 1_000_000)
     if headers.get("eta"):

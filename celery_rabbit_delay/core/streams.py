@@ -18,15 +18,14 @@ import struct
 import zlib
 from bisect import bisect_left
 from collections.abc import Callable
-from datetime import timedelta
 from functools import lru_cache, wraps
 from typing import Any, TypeVar
 
-from .errors import DelayError
-from .topology import Cascade, Stream
+from .errors import DelayError, InvalidOption, UnsupportedConfiguration
+from .options import YEAR, Options
+from .topology import LAYOUT, Cascade, Stream
 
 _DAY = 24 * 3600
-YEAR = 365 * _DAY
 
 #: Seconds after its due time for which a moved message may lie in its queue, and is dropped when it is taken.
 VOID_KEPT = 30 * _DAY
@@ -52,6 +51,8 @@ NUMBER_BITS = 53
 #: Hosts of Amazon MQ, where "creating a stream will result in data loss" (its developer guide, version management).
 #: Nothing that is documented in what such a broker says of itself tells it from others.
 _AMAZON_MQ = re.compile(r"[.]mq[.][a-z0-9-]+[.](amazonaws[.]|on[.]aws\b)", re.ASCII | re.IGNORECASE).search
+
+_ROOT = re.compile(rf"(.+)\.v{LAYOUT}\.([1-9][0-9]{{0,6}})ms").fullmatch
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -102,23 +103,54 @@ def journal_for(cascade: Cascade, delay: float) -> Stream:
     return _all_journals(cascade)[bisect_left(_SECONDS, delay)]
 
 
-def changes(cascade: Cascade) -> Stream:
-    """Return the stream of changes, which it keeps as long as a message may wait.
+def changes(cascade: Cascade, max_delay: float = YEAR) -> Stream:
+    """Return the stream of changes, which it keeps as long as a message may wait: a year, or ten.
 
-    So all cascades of a prefix declare the same one, unless some have a `max_delay` beyond a year and others have not.
+    So all apps of a prefix declare the same one, unless some have a `max_delay` beyond a year and others have not.
     """
-    longest = YEAR if cascade.powers <= levels_for_a_year(cascade.tick) else 10 * YEAR
-    return _stream(cascade, "changes", longest + VOID_KEPT, 2_000_000)
+    return _stream(cascade, "changes", (YEAR if max_delay <= YEAR else 10 * YEAR) + VOID_KEPT, 2_000_000)
 
 
-def all_streams(cascade: Cascade) -> list[Stream]:
+def all_streams(cascade: Cascade, max_delay: float = YEAR) -> list[Stream]:
     """Return all streams that may stand beside a cascade."""
-    return [changes(cascade), *journals(cascade)]
+    return [changes(cascade, max_delay), *journals(cascade)]
 
 
-def levels_for_a_year(tick: timedelta) -> int:
-    """Return the number of levels of a cascade whose `max_delay` is a year."""
-    return (-(-timedelta(seconds=YEAR) // tick)).bit_length()
+def wanted(options: Options) -> list[Stream]:
+    """Return the streams that an app with these options may need; none without the schedule."""
+    if not options.schedule:
+        return []
+    recorded = [] if options.journal is None else journals(options.cascade, options.max_delay)
+    return [changes_of(options), *recorded]
+
+
+def changes_of(options: Options) -> Stream:
+    return changes(options.cascade, options.max_delay)
+
+
+def require_schedule(options: Options) -> None:
+    """Raise `UnsupportedConfiguration` without the schedule."""
+    if not options.schedule:
+        raise UnsupportedConfiguration(
+            "this needs the schedule: add schedule=True to install(app), for its workers and publishers, or "
+            "--schedule to the command"
+        )
+
+
+@lru_cache(maxsize=100)
+def options_of(root: str) -> Options | None:
+    """Return options for reading what stands beside a cascade, by its `root`, and for creating nothing.
+
+    None if no cascade's names begin so.
+    """
+    found = _ROOT(root)
+    if found is None:
+        return None
+    prefix, milliseconds = found.groups()
+    try:
+        return Options(prefix=prefix, tick=int(milliseconds) / 1000, declare="passive", schedule=True)
+    except InvalidOption:
+        return None
 
 
 def new_number() -> int:

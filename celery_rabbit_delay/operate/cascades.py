@@ -49,7 +49,7 @@ def require(connection: kombu.Connection, recorded: bool = False) -> None:
     Raises `CascadeMissing`.
     """
     options: Options = connection.transport.delay_options
-    beside = streams.all_streams(options.cascade) if recorded and options.streams else ()
+    beside = streams.all_streams(options.cascade) if recorded and options.schedule else ()
     channel, root = connection.default_channel, options.cascade.root
     with suppress(AccessRefused):  # whatever is done next says what is not permitted
         if not declare.exchange_exists(channel, root) and not any(

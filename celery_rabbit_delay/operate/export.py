@@ -9,6 +9,7 @@ from typing import Any
 
 import kombu
 
+from ..core import streams
 from ..core.options import Options
 from ..core.topology import Topology
 
@@ -84,5 +85,5 @@ FORMATS: dict[str, Callable[[Topology, str], str]] = {"definitions": definitions
 def export(connection: kombu.Connection, kind: str) -> str:
     """Return what `setup` creates, except for what leads to queues of an app, in one of `FORMATS`."""
     options: Options = connection.transport.delay_options
-    topology = Topology.of([options.cascade], (), options.wanted_streams)
+    topology = Topology.of([options.cascade], (), streams.wanted(options))
     return FORMATS[kind](topology, connection.virtual_host or "/")

@@ -93,7 +93,7 @@ def setup(
             for cascade in wanted if not destination.is_short_lived else ():
                 declare.lead_to(channel, cascade, destination, _outboxes(options, cascade, destination, ahead))
     for cascade in wanted:
-        for stream in options.wanted_streams if ahead else ():
+        for stream in streams.wanted(options) if ahead else ():
             declare.bind_stream(connection.default_channel, cascade, stream)
     return lacking
 
@@ -115,7 +115,7 @@ def _require_room(
     """Raise `LimitReached` if the virtual host has no room for all queues."""
     if management is None or (limit := management.queue_limit()) is None:
         return
-    streams_ = options.wanted_streams if ahead else []
+    streams_ = streams.wanted(options) if ahead else []
     present, names = management.queues(), set(Topology.of(wanted, (), streams_).queues)
     for cascade in wanted:
         for one in (destination for destination in destinations if not destination.is_short_lived):

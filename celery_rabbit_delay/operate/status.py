@@ -149,7 +149,7 @@ def status(
     orphans = declare.message_count(channel, wanted[0].orphans)
     beside = [
         StreamStatus(stream.name, messages)
-        for stream in (streams.all_streams(wanted[0]) if connection.transport.delay_options.streams else ())
+        for stream in (streams.all_streams(wanted[0]) if connection.transport.delay_options.schedule else ())
         if (messages := declare.message_count(channel, stream.name)) is not None
     ]
     if snapshot is None:

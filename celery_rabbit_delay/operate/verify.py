@@ -65,7 +65,7 @@ def compare(
     passive, ahead = options.declare == "passive", ahead and not on_demand
     wanted = cascades(connection)
     beside = _existing_streams(connection)
-    missing = [stream for stream in options.wanted_streams if stream not in beside] if passive or not on_demand else []
+    missing = [stream for stream in streams.wanted(options) if stream not in beside] if passive or not on_demand else []
     topology = _expected(connection, wanted, list(destinations), [*beside, *missing], snapshot, ahead)
     later = set() if passive else {stream.name for stream in missing}
     found = list(_parts(connection.default_channel, topology, later))
@@ -85,7 +85,7 @@ def compare(
 def _existing_streams(connection: kombu.Connection) -> list[Stream]:
     options: Options = connection.transport.delay_options
     channel = connection.default_channel
-    every = streams.all_streams(options.cascade) if options.streams else []
+    every = streams.all_streams(options.cascade, options.max_delay) if options.schedule else []
     return [stream for stream in every if declare.message_count(channel, stream.name) is not None]
 
 
@@ -209,8 +209,8 @@ def try_out(connection: kombu.Connection) -> Iterator[str]:
     options: Options = connection.transport.delay_options
     for cascade in cascades(connection):
         yield from probe(connection, cascade)
-    if options.streams:
-        needed = options.wanted_streams if options.declare == "passive" else []
+    if options.schedule:
+        needed = streams.wanted(options) if options.declare == "passive" else []
         yield from probe_streams(connection, dict.fromkeys([*needed, *_existing_streams(connection)]))
 
 

@@ -152,8 +152,8 @@ class Indexer:
                 self.stopping.wait(10 * _AGAIN)
 
     def _follow(self, follower: Follower, reader: Follower, options: Options) -> None:
-        self._has_streams, self._ends = options.streams, {}
-        if options.streams:
+        self._has_streams, self._ends = options.schedule, {}
+        if options.schedule:
             self._begin(follower, reader, options.cascade)
         self._error, self._failed = None, 0
         is_news, made, pause = True, time.monotonic(), 0.0

@@ -168,15 +168,6 @@ def test_what_is_due_within_a_moment_stays(make_shop: MakeShop) -> None:
 
 
 @pytest.mark.long
-def test_handing_on_can_be_switched_off(make_shop: MakeShop) -> None:
-    shop, others = make_shop(QUICK | {"hand_on": False}), make_shop(None)
-    shop.worker()
-    others.send("note", "delayed", countdown=25)
-    wait_until(lambda: scheduled(shop), "the worker holds it")
-    shop.wait_for(1, "delayed")
-
-
-@pytest.mark.long
 def test_broadcast_queues_keep_their_copies_and_exclusive_ones_hand_theirs_on(make_shop: MakeShop) -> None:
     shop, others = make_shop(queues="broadcast"), make_shop(None, queues="broadcast")
     for name in ("one", "two"):

@@ -23,6 +23,7 @@ from celery_rabbit_delay import Options, operate
 from celery_rabbit_delay.amqp import schedule as schedule_
 from celery_rabbit_delay.cli import groups
 from celery_rabbit_delay.cli.target import Target
+from celery_rabbit_delay.core import streams
 from celery_rabbit_delay.core.destination import Destination
 from celery_rabbit_delay.core.topology import Cascade, Topology
 from tests.kit.abilities import Ability
@@ -47,7 +48,7 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "quickstart"
 
 
 #: Those that are there even without a journal.
-STREAMS = [stream.name for stream in Options(tick=0.01, max_delay=120).wanted_streams]
+STREAMS = [stream.name for stream in streams.wanted(Options(tick=0.01, max_delay=120, schedule=True))]
 
 
 def unbind(vhost: Vhost, level: int, cascade: Cascade = CASCADE) -> None:
@@ -362,7 +363,7 @@ def test_status_watches_until_interrupted(vhost: Vhost) -> None:
 def test_exported_terraform_has_every_part(vhost: Vhost) -> None:
     text = run(vhost.url("amqp"), "--prefix", 'odd "${name}', "export", "--format", "terraform", options=()).out
     options = Options(prefix='odd "${name}')
-    topology = Topology.of([options.cascade], (), options.wanted_streams)
+    topology = Topology.of([options.cascade], (), streams.wanted(options))
     resources = json.loads(text)["resource"]
     assert {kind: len(found) for kind, found in resources.items()} == {
         "rabbitmq_exchange": len(topology.exchanges),

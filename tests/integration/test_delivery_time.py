@@ -20,7 +20,7 @@ from celery_rabbit_delay.amqp import create, delivery_time
 from celery_rabbit_delay.amqp.delivery_time import BrokerClock
 from celery_rabbit_delay.core import options as options_
 from celery_rabbit_delay.core.headers import X_DELIVERY_TIME
-from celery_rabbit_delay.core.streams import YEAR
+from celery_rabbit_delay.core.options import YEAR
 from celery_rabbit_delay.operate.management import Management
 from tests.kit.abilities import Ability
 from tests.kit.broker import Broker, Vhost, own_node, publish, take, waits_by_time

@@ -10,6 +10,7 @@ import pytest
 from amqp.exceptions import AMQPError
 
 from celery_rabbit_delay import Options
+from celery_rabbit_delay.core import streams
 from celery_rabbit_delay.operate.verify import probe_streams
 from tests.kit.broker import QUICK
 from tests.kit.node import Node
@@ -18,7 +19,7 @@ from tests.kit.wait import wait_until
 pytestmark = pytest.mark.more
 
 JOURNAL = "celery-rabbit-delay.v3.journal.600"
-STREAMS = Options(**QUICK, journal=0).wanted_streams
+STREAMS = streams.wanted(Options(**QUICK, journal=0))
 
 
 def connection(node: Node, journal: float | None = None) -> kombu.Connection:

@@ -27,7 +27,7 @@ from tests.kit.node import Node
 from tests.kit.wait import wait_until
 
 #: Short ticks make timing tests short and honest; few levels are quick to declare.
-QUICK: dict[str, Any] = {"tick": 0.01, "max_delay": 120}
+QUICK: dict[str, Any] = {"tick": 0.01, "max_delay": 120, "schedule": True}
 
 #: Seconds to wait for messages through queues that several connections declare at the same moment: RabbitMQ tells the
 #: second one that a quorum queue exists before it takes messages, and tries those again after three minutes.

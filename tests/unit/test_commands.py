@@ -39,7 +39,7 @@ NOWHERE = "amqp://me:s3cret@127.0.0.1:1//"
 
 def run(*arguments: str, broker: str | None = NOWHERE, **environment: str | None) -> Result:
     environment.setdefault("CELERY_BROKER_URL", None)
-    given = [] if broker is None else ["--broker", broker]
+    given = [] if broker is None else ["--broker", broker, "--schedule"]
     result = CliRunner().invoke(groups.standalone, [*given, *arguments], env=environment)
     assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
     return result

@@ -177,7 +177,7 @@ def test_a_time_out_of_a_consumer_is_its_own(broker: Broker, connection: Any) ->
 @pytest.fixture
 def client(connection: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Return a Kombu connection with a stream that holds a message, but sends none."""
-    transport = SimpleNamespace(delay_options=Options(), driver_type="")
+    transport = SimpleNamespace(delay_options=Options(schedule=True), driver_type="")
     client: Any = SimpleNamespace(connection=connection, drain_events=connection.drain_events, transport=transport)
     client.connect = client.collect = lambda: None
     client.ensure_connection = lambda **options: None

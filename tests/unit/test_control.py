@@ -138,7 +138,7 @@ class Client:
 def test_a_worker_that_cannot_follow_the_changes_says_so_again_once_it_could(caplog: pytest.LogCaptureFixture) -> None:
     timer = SimpleNamespace(call_repeatedly=lambda *arguments: None)
     app = SimpleNamespace(conf=SimpleNamespace(worker_enable_remote_control=True, control_exchange="celery"))
-    transport = SimpleNamespace(driver_type=DRIVER_TYPE, delay_options=Options())
+    transport = SimpleNamespace(driver_type=DRIVER_TYPE, delay_options=Options(schedule=True))
     fails = iter([True, True, False, True, True])
 
     def catch_up(*args: Any, **options: Any) -> None:

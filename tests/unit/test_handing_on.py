@@ -149,22 +149,19 @@ def test_a_task_that_is_not_due_returns_to_its_queue_and_is_acknowledged_once_it
 
 
 @pytest.mark.parametrize(
-    ("options", "task"),
+    "task",
     [
-        ({"hand_on": False}, {}),
-        ({}, {"due": datetime(2020, 1, 1, tzinfo=timezone.utc)}),
-        ({}, {"queue": "no ack"}),
-        ({}, {"queue": "elsewhere"}),
-        ({}, {"user_id": "another"}),
-        ({}, {"id_": "revoked"}),
+        {"due": datetime(2020, 1, 1, tzinfo=timezone.utc)},
+        {"queue": "no ack"},
+        {"queue": "elsewhere"},
+        {"user_id": "another"},
+        {"id_": "revoked"},
     ],
     ids=str,
 )
-def test_a_worker_keeps_what_it_may_not_hand_on(
-    options: dict[str, Any], task: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_worker_keeps_what_it_may_not_hand_on(task: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker_state, "revoked", {"revoked"})
-    worker = Worker(**options)
+    worker = Worker()
     assert not worker.offer(**{"id_": "1", **task})
     assert (worker.sent, worker.acknowledged) == ([], [])
 
@@ -210,7 +207,7 @@ def test_a_worker_whose_broker_does_not_answer_holds_tasks_for_a_moment(
 
 
 def test_a_message_that_came_before_its_delivery_time_is_kept_by_nobody_else() -> None:
-    worker, held = Worker(hand_on=False), State(Options().cascade.root, "orders", "new", SOON, 7)
+    worker, held = Worker(), State(Options().cascade.root, "orders", "new", SOON, 7)
     assert worker.offer("1", held=held)
     assert (worker.sent[0].came_early, worker.sent[0].number, worker.acknowledged) == (True, 7, ["1"])
     worker.fails = NotPermitted("it may not")

@@ -105,7 +105,7 @@ def test_a_message_is_recorded_where_it_is_kept_as_long_as_it_waits(delay: float
     assert delay < stream.max_age
     if 600 < delay <= YEAR:  # but not for much longer
         assert stream.max_age < 7.5 * delay
-    assert delay + streams.VOID_KEPT <= streams.changes(cascade).max_age
+    assert delay + streams.VOID_KEPT <= streams.changes(cascade, delay).max_age
 
 
 @given(st.one_of(st.floats(1, YEAR), st.floats(YEAR, 10 * YEAR)), st.integers(1, 5000))
@@ -113,9 +113,9 @@ def test_all_cascades_of_a_prefix_share_their_streams(max_delay: float, tick: in
     cascade = Options(max_delay=max(max_delay, tick / 1000), tick=tick / 1000).cascade
     for one in (cascade, replace(cascade, by_time=True)):
         # Changes are kept longer where a delay may be longer than a year.
-        usual = CASCADE if max_delay <= YEAR else Options(max_delay=10 * YEAR).cascade
-        assert streams.all_streams(one) == streams.all_streams(usual)
-        assert streams.all_streams(one)[1:] == streams.all_streams(CASCADE)[1:]
+        usual = streams.all_streams(CASCADE, max_delay if max_delay <= YEAR else 10 * YEAR)
+        assert streams.all_streams(one, max_delay) == usual
+        assert usual[1:] == streams.all_streams(CASCADE)[1:]
     assert streams.changes(CASCADE).max_age == YEAR + streams.VOID_KEPT
     assert streams.changes(Options(prefix="other").cascade) != streams.changes(CASCADE)
 

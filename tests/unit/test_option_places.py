@@ -15,6 +15,7 @@ import pytest
 from celery_rabbit_delay import InvalidOption, Options
 from celery_rabbit_delay.cli import groups
 from celery_rabbit_delay.cli.parameters import given
+from celery_rabbit_delay.core import streams
 from celery_rabbit_delay.core.levels import DEFAULT_OUTBOXES
 
 REFERENCE = Path(__file__).parents[2] / "docs" / "reference.md"
@@ -30,19 +31,26 @@ VALUES: dict[str, tuple[Any, Any]] = {
     "outboxes": ([60.0, 3600.0], 60),
     "confirm_timeout": (None, 0),
     "declare": ("passive", "never"),
-    "hand_on": (False, "no"),
+    "schedule": (True, "no"),
     "journal": (None, -1),
-    "streams": (False, "no"),
     "delivery_time": (True, "no"),
 }
 
 
+#: What an option is used with.
+BESIDE: dict[str, dict[str, Any]] = {"journal": {"schedule": True}}
+
+
 def declared(options: Options) -> Any:
-    return options.cascade, options.outbox_ticks, options.wanted_streams, options.delivery_time
+    return options.cascade, options.outbox_ticks, streams.wanted(options), options.delivery_time
 
 
 #: Those that decide what stands on the broker. The others are about publishing.
-DECLARED = [name for name in NAMES if declared(Options(**{name: VALUES[name][0]})) != declared(Options())]
+DECLARED = [
+    name
+    for name in NAMES
+    if declared(Options(**{name: VALUES[name][0]}, **BESIDE.get(name, {}))) != declared(Options(**BESIDE.get(name, {})))
+]
 
 
 def flags(command: click.Command) -> dict[str, click.Option]:
@@ -52,14 +60,15 @@ def flags(command: click.Command) -> dict[str, click.Option]:
 @pytest.mark.parametrize("name", NAMES)
 def test_an_option_is_checked_and_its_error_names_it(name: str) -> None:
     other, bad = VALUES[name]
-    assert getattr(Options.parse({name: other}), name) == other != getattr(Options(), name)
+    given = {name: other, **BESIDE.get(name, {})}
+    assert getattr(Options.parse(given), name) == other != getattr(Options(), name)
     with pytest.raises(InvalidOption, match=rf"^{name}={re.escape(repr(bad))}: .*use "):
         Options.parse({name: bad})
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_an_option_survives_being_written_as_json(name: str) -> None:
-    written = json.loads(json.dumps(Options(**{name: VALUES[name][0]}).to_dict()))
+    written = json.loads(json.dumps(Options(**{name: VALUES[name][0]}, **BESIDE.get(name, {})).to_dict()))
     assert written[name] == VALUES[name][0]
     assert Options.parse(written).to_dict() == written
 

@@ -10,7 +10,7 @@ import pytest
 from celery_rabbit_delay import InvalidOption, Options, UnsupportedConfiguration
 from celery_rabbit_delay.core import streams
 from celery_rabbit_delay.core.levels import DEFAULT_OUTBOXES, MOST_COMBINED, Route
-from celery_rabbit_delay.core.options import options_of
+from celery_rabbit_delay.core.streams import options_of
 
 SECOND = 1_000_000
 
@@ -58,7 +58,7 @@ def test_the_defaults_reach_a_year_in_eighths_of_a_second() -> None:
         ({"declare": "never"}, "declare='never': use one of auto, passive"),
         (
             {"ticks": 1},
-            "unknown option ticks: did you mean tick? use any of confirm_timeout, declare, delivery_time, hand_on",
+            "unknown option ticks: did you mean tick? use any of confirm_timeout, declare, delivery_time, journal",
         ),
         ({"jurnal": 1, "lanes": 2}, "unknown option jurnal, lanes: did you mean journal? use any of"),
         ({"lanes": (1, 2)}, "unknown option lanes: use any of"),
@@ -180,7 +180,13 @@ def test_what_is_no_mapping_is_an_error_that_names_the_switch(value: Any) -> Non
     assert Options.parse(None) == Options.parse({}) == Options()
 
 
-def test_what_needs_streams_says_so_where_there_are_none() -> None:
-    Options().require_streams()
-    with pytest.raises(UnsupportedConfiguration, match="streams=False does without them"):
-        Options(streams=False).require_streams()
+def test_what_needs_the_schedule_says_what_to_add() -> None:
+    streams.require_schedule(Options(schedule=True))
+    with pytest.raises(UnsupportedConfiguration, match=r"add schedule=True to install\(app\)"):
+        streams.require_schedule(Options())
+
+
+def test_the_journal_is_an_option_of_the_schedule() -> None:
+    assert Options(schedule=True, journal=None).journal is None
+    with pytest.raises(InvalidOption, match="journal=None: use it with schedule=True"):
+        Options(journal=None)

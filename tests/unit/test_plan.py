@@ -33,7 +33,7 @@ def new(headers: Any = (), delay: int = MINUTE, options: Any = (), **properties:
 
 
 def test_a_new_message_is_due_by_both_clocks_and_goes_to_its_queue() -> None:
-    planned = new({"task": "t"}, options={"journal": None}, priority=3)
+    planned = new({"task": "t"}, options={"schedule": True, "journal": None}, priority=3)
     state = read_state(planned.headers)
     assert state is not None
     assert planned.due == NOW.monotonic + 60_000_000_000
@@ -64,13 +64,16 @@ def test_a_priority_that_no_queue_knows_is_an_error(priority: Any) -> None:
         new(priority=priority)
 
 
+RECORDING = {"schedule": True, "journal": 60}
+
+
 def test_what_waits_long_enough_is_recorded_with_its_number_and_its_id() -> None:
-    recorded = new({"id": "7"}, options={"journal": 60})
+    recorded = new({"id": "7"}, options=RECORDING)
     assert recorded.stream == streams.journal_for(Options().cascade, 60)
     assert recorded.number == recorded.headers[HEADER]["n"]
     assert recorded.id == "7"
-    assert new(correlation_id="8", options={"journal": 0}).id == "8"
-    assert new({"id": "7"}, options={"journal": None}).stream is None
+    assert new(correlation_id="8", options=RECORDING).id == "8"
+    assert new({"id": "7"}, options={"schedule": True, "journal": None}).stream is None
 
 
 @given(
@@ -81,7 +84,7 @@ def test_what_waits_long_enough_is_recorded_with_its_number_and_its_id() -> None
 def test_a_countdown_of_the_limit_is_recorded_whatever_part_has_passed_and_one_that_is_shorter_is_not(
     limit: float, tick: float, part: float
 ) -> None:
-    options = Options(journal=limit, tick=tick, max_delay=31_536_000)
+    options = Options(schedule=True, journal=limit, tick=tick, max_delay=31_536_000)
     passed = math.floor(min(limit / 10, 5) * part * SECOND)  # Celery has connected, or waited for a producer
     asked = math.ceil(limit * SECOND)
     task = {"task": "t", "eta": "2030-01-01T00:01:00+00:00"}
@@ -93,16 +96,15 @@ def test_a_countdown_of_the_limit_is_recorded_whatever_part_has_passed_and_one_t
 
 @given(st.sampled_from([1, 10, 60, 3600]), st.integers(1, 20_000).map(lambda milliseconds: milliseconds / 1000))
 def test_a_delay_in_milliseconds_is_recorded_from_the_tick_of_the_limit_on(limit: int, tick: float) -> None:
-    options = Options(journal=limit, tick=tick)
+    options = Options(schedule=True, journal=limit, tick=tick)
     assert new({"x-delay": 1}, limit * SECOND, options).stream is not None
     rounded = math.ceil(limit / tick - 1) * round(tick * SECOND)
     if 0 < rounded < limit * SECOND:
         assert new({"x-delay": 1}, rounded, options).stream is None
 
 
-def test_without_streams_nothing_is_recorded() -> None:
-    without = {"streams": False, "journal": 0}
-    assert new({"task": "t"}, options=without).stream is None
+def test_without_the_schedule_nothing_is_recorded() -> None:
+    assert new({"task": "t"}).stream is None
 
 
 RECEIVED = Delivery("orders", "new", {"task": "t", "id": "7"})
@@ -111,7 +113,7 @@ RECEIVED = Delivery("orders", "new", {"task": "t", "id": "7"})
 @pytest.mark.parametrize(("journal", "recorded"), [(60, True), (None, False)])
 def test_a_received_message_returns_to_its_queue_alone(journal: float | None, recorded: bool) -> None:
     due = NOW.utc + timedelta(seconds=60)
-    planned = plan.of_received(message(), RECEIVED, "q", due, NOW, Options(journal=journal))
+    planned = plan.of_received(message(), RECEIVED, "q", due, NOW, Options(schedule=True, journal=journal))
     assert (planned.destination, planned.due) == (Destination("", "q"), NOW.monotonic + 60_000_000_000)
     assert (planned.stream is not None) is ("n" in planned.headers[HEADER]) is recorded
     assert unwrap(Delivery("", "q", planned.headers)) == RECEIVED
@@ -123,7 +125,7 @@ def test_a_received_message_returns_to_its_queue_alone(journal: float | None, re
 def test_a_message_that_came_before_its_delivery_time_keeps_its_number_and_its_record(number: int | None) -> None:
     due = NOW.utc + timedelta(seconds=600)
     early = State("root", "orders", "new", due, number=number)
-    planned = plan.of_received(message(), RECEIVED, "q", due, NOW, Options(journal=0), early)
+    planned = plan.of_received(message(), RECEIVED, "q", due, NOW, Options(schedule=True, journal=0), early)
     assert planned.came_early
     assert (planned.stream, planned.headers[HEADER].get("n")) == (None, number)
     assert read_state(planned.headers) == State(Options().cascade.root, "orders", "new", due, number, "q")
@@ -132,7 +134,7 @@ def test_a_message_that_came_before_its_delivery_time_keeps_its_number_and_its_r
 @pytest.mark.parametrize("queue", ["q", None])
 def test_an_orphan_waits_once_more_with_its_number(queue: str | None) -> None:
     state = State(Options().cascade.root, "orders", "new", NOW.utc + timedelta(seconds=60), 5, queue)
-    planned = plan.of_orphan(message({"task": "t"}), state, MINUTE, NOW, Options(journal=0))
+    planned = plan.of_orphan(message({"task": "t"}), state, MINUTE, NOW, Options(schedule=True, journal=0))
     assert planned.destination == (Destination("", "q") if queue else Destination("orders"))
     assert (planned.number, planned.stream) == (5, None)
     assert read_state(planned.headers) == state

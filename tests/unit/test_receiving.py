@@ -31,7 +31,9 @@ class Client:
 
 def connected(client: Client) -> Any:
     """Return an `amqp.Connection`."""
-    receiver = kombu.Connection("rabbit-delay://", transport_options={OPTIONS: Options().to_dict()})  # as `install`
+    receiver = kombu.Connection(
+        "rabbit-delay://", transport_options={OPTIONS: Options(schedule=True).to_dict()}
+    )  # as `install`
     following: Any = receiving.Following(receiver)
     following.poll = lambda: None
     options = receiver.transport.delay_options

@@ -28,7 +28,7 @@ class Client:
 class Broker:
     """Streams that are lists of bodies, and in one the connections to them, which break, and their channels."""
 
-    transport = SimpleNamespace(delay_options=Options())
+    transport = SimpleNamespace(delay_options=Options(schedule=True))
     connected = is_open = False
 
     def __init__(self, **bodies: list[bytes]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ssl
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import kombu
 import pytest
 
-from celery_rabbit_delay import UnsupportedConfiguration
+from celery_rabbit_delay import Options, UnsupportedConfiguration
 from celery_rabbit_delay.amqp.connection import Connection
 
 
@@ -86,9 +87,8 @@ def test_an_event_loop_reads_once_what_came_in_with_the_answer_to_consume() -> N
         ("rabbit-delay://", True),
     ],
 )
-def test_nothing_makes_a_stream_where_streams_lose_data(url: str, streams: bool) -> None:
-    options = kombu.Connection(url, transport_options={"rabbit_delay": {"journal": 0, "streams": True}}).transport
-    assert options.delay_options.streams is streams
-    assert (options.delay_options.journal, bool(options.delay_options.wanted_streams)) == (
-        (0, True) if streams else (None, False)
-    )
+def test_the_schedule_is_refused_where_streams_lose_data(url: str, streams: bool) -> None:
+    assert kombu.Connection(url).transport.delay_options == Options()
+    scheduled = kombu.Connection(url, transport_options={"rabbit_delay": {"schedule": True}})
+    with nullcontext() if streams else pytest.raises(UnsupportedConfiguration, match="Amazon MQ a stream loses data"):
+        assert scheduled.transport.delay_options.schedule
