@@ -35,7 +35,8 @@ from .core.errors import (
 if TYPE_CHECKING:
     from .amqp.batch import BatchFailed
     from .amqp.schedule import Scheduled
-    from .app.api import batch, cancel, find, pause, paused, reschedule, restore, resume, scheduled
+    from .app.api import cancel, find, pause, paused, reschedule, restore, resume, scheduled
+    from .app.batches import batch
     from .app.install import install
     from .cli.page import page
     from .core.options import Options
@@ -82,7 +83,7 @@ _WHERE = {
     "BatchFailed": ".amqp.batch",
     "Options": ".core.options",
     "Scheduled": ".amqp.schedule",
-    "batch": ".app.api",
+    "batch": ".app.batches",
     "cancel": ".app.api",
     "find": ".app.api",
     "install": ".app.install",

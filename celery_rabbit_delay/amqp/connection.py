@@ -10,20 +10,21 @@ from typing import Any
 from amqp.exceptions import RecoverableConnectionError
 
 from . import batch
+from .interceptor import Interceptor
 from .limited import LimitedConnection
-from .receiving import Following, Known, known_to
 from .sender import Sender
 
 
 class Connection(LimitedConnection):
-    """An `amqp.Connection` that has others: one to send what it delays, and one to follow the streams."""
+    """An `amqp.Connection` that has others: one to send what it delays, and those of its interceptor."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         #: Exchanges and routing keys that lasting queues were bound with on this connection.
         self.bound: set[tuple[str, str]] = set()
         self._senders: dict[int, Sender] = {}  # by the id of their process
-        self._following: Following | None = None
+        #: Whether the consumer sends back what comes before it is due; see `HandingOn`.
+        self.hands_on = False
         #: Makes an event loop read what came with an answer: its data may show nowhere that there is more to read.
         self.read_soon: Callable[[], object] = lambda: None
 
@@ -38,12 +39,10 @@ class Connection(LimitedConnection):
             found = self._senders.setdefault(process, Sender(self))
         return found
 
-    @property
-    def following(self) -> Following:
-        """What follows the streams."""
-        if self._following is None:
-            self._following = Following(self.client)
-        return self._following
+    @cached_property
+    def interceptor(self) -> Interceptor:
+        interceptor: Interceptor = self.client.transport.intercept(self.client)
+        return interceptor
 
     def close(self, *args: Any, **kwargs: Any) -> None:
         if collected_by := batch.current():  # without a pool, Celery closes after each task
@@ -51,14 +50,9 @@ class Connection(LimitedConnection):
         super().close(*args, **kwargs)
 
     def collect(self) -> None:
-        senders, following = list(self._senders.values()), self._following
-        self._senders, self._following = {}, None
-        for one in (*senders, following):
+        senders, interceptor = list(self._senders.values()), self.__dict__.pop("interceptor", None)
+        self._senders = {}
+        for one in (*senders, interceptor):
             if one is not None:
                 one.close()
         super().collect()
-
-    @cached_property
-    def known(self) -> Known:
-        """What the streams have said about messages that this connection may receive."""
-        return known_to[self.client]

@@ -6,10 +6,11 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from functools import cached_property
+from typing import Any
 
 import kombu
 from amqp.exceptions import AMQPError
@@ -17,14 +18,17 @@ from kombu.exceptions import OperationalError
 
 from ..core import streams
 from ..core.changes import Changes
-from ..core.errors import DelayError, StreamUnavailable
+from ..core.errors import CascadeMissing, DelayError, StreamUnavailable
 from ..core.fates import Fate, fate
-from ..core.headers import State, message_id, read_state
+from ..core.headers import State, message_id
 from ..core.options import Options
+from ..core.plan import Ticket
 from ..core.streams import Unreadable
 from ..core.topology import Stream
+from . import declare
 from .clients import PerClient
 from .follower import Follower
+from .interceptor import Interceptor
 from .stream_consumer import StreamMessage
 
 logger = logging.getLogger(__name__)
@@ -62,39 +66,77 @@ class Known:
 known_to: PerClient[Known] = PerClient(Known)
 
 
-class Receiver(Protocol):
-    """The connection of a user who receives."""
+class ScheduleInterceptor(Interceptor):
+    """Records what is sent, and drops what was cancelled or moved before its consumer sees it."""
+
+    def __init__(self, client: kombu.Connection) -> None:
+        self._client = client
+        self.options: Options = client.transport.delay_options
+        self._following: Following | None = None
 
     @property
-    def known(self) -> Known: ...
+    def following(self) -> Following:
+        """What follows the streams, over a connection of its own."""
+        if self._following is None:
+            self._following = Following(self._client)
+        return self._following
 
-    @property
-    def following(self) -> Following: ...
+    @cached_property
+    def known(self) -> Known:
+        """What the streams have said about messages that this connection may receive."""
+        return known_to[self._client]
 
-    @property
-    def delay_options(self) -> Options: ...
+    def ticket(self, headers: Mapping[str, Any], delay: int) -> Ticket | None:
+        return streams.ticket(self.options, headers, delay)
+
+    def drops(self, message: Any, state: State | None) -> bool:
+        return is_dropped(self, message, state)
+
+    def learn(self) -> None:
+        """Read which messages were cancelled or moved so far; from then on `drops` says so of each.
+
+        Raises `StreamUnavailable`, `NotPermitted`.
+        """
+        self.known.on_cancelled = self.known.on_cancelled or (lambda id_: False)
+        self.following.catch_up(streams.changes_of(self.options), self.known.changes.apply, create=False)
+
+    def streams(self, wanted: bool = False) -> list[Stream]:
+        if wanted:
+            return streams.wanted(self.options)
+        return streams.all_streams(self.options.cascade, self.options.max_delay)
+
+    def problems(self) -> Iterator[str]:
+        channel = self._client.default_channel
+        needed = streams.wanted(self.options) if self.options.declare == "passive" else []
+        there = [one for one in self.streams() if declare.message_count(channel, one.name) is not None]
+        return probe_streams(self._client, dict.fromkeys([*needed, *there]))
+
+    def close(self) -> None:
+        following, self._following = self._following, None
+        if following is not None:
+            following.close()
 
 
-def state_of(message: Any) -> State | None:
-    """Return what the package's header of an `amqp.Message` says; None if there is none, or if it is malformed."""
-    known = vars(message)
-    if "delay_state" not in known:
-        message.delay_state = read_state(message.headers or {})
-    state: State | None = known["delay_state"]
-    return state
+def probe_streams(client: kombu.Connection, streams: Iterable[Stream]) -> Iterator[str]:
+    """Yield the reason for each stream that cannot be read."""
+    for stream in streams:
+        try:
+            with Follower(client) as follower:
+                next(follower.catch_up(stream, patience=2), None)
+        except (StreamUnavailable, CascadeMissing) as exc:
+            yield str(exc)
 
 
-def is_dropped(connection: Receiver, message: Any) -> bool:
+def is_dropped(receiver: ScheduleInterceptor, message: Any, state: State | None) -> bool:
     """Return whether a message must be acknowledged instead of delivered.
 
     This is so if a copy with another due time has replaced it, or if it was cancelled. If `Known` has `on_cancelled`, a
     cancelled task is delivered, and Celery discards it.
     """
-    headers, state = message.headers or {}, state_of(message)
-    own = connection.delay_options
-    if not own.schedule or not headers:
+    headers, own = message.headers or {}, receiver.options
+    if not headers:
         return False
-    known = connection.known
+    known = receiver.known
     # Celery discards only tasks; a worker may have consumers of its own for other messages.
     discards = known.on_cancelled if "task" in headers else None
     # A task with an eta may have been an orphan, or was sent without this package; a retry may have been delayed
@@ -108,7 +150,7 @@ def is_dropped(connection: Receiver, message: Any) -> bool:
         options = other if other and other.prefix != own.prefix else own
     if number is not None or known.on_cancelled is not None:
         for one in [own] if options is own else [own, options]:
-            _keep_current(connection, one, streams.changes_of(one), known.changes.apply)
+            _keep_current(receiver, one, streams.changes_of(one), known.changes.apply)
     id_ = message_id(message.properties, headers)  # the same id as in a record, which `list` shows
     found = fate(known.changes, number, id_, lambda: headers)
     if found is Fate.CANCELLED:
@@ -118,13 +160,15 @@ def is_dropped(connection: Receiver, message: Any) -> bool:
     return found is not Fate.WAITS
 
 
-def _keep_current(connection: Receiver, options: Options, stream: Stream, apply: Callable[[bytes], Any]) -> None:
+def _keep_current(
+    receiver: ScheduleInterceptor, options: Options, stream: Stream, apply: Callable[[bytes], Any]
+) -> None:
     """Read a stream and follow it, once per `amqp.Connection`, and keep up with it from then on.
 
     Logs a warning the first time that this fails, and tries again when a message arrives some time later. Creates no
     parts of a cascade other than the connection's, because its root may be forged.
     """
-    following = connection.following
+    following = receiver.following
     if stream.name in following.until:
         following.keep_up(stream, apply, options=options)
     else:
@@ -275,17 +319,3 @@ class Following:
         now = time.monotonic()
         failing: float = now - self.failing.setdefault(stream.name, began)
         return min(AGAIN, max(SOON, now - began, failing / SHARE))
-
-
-def learn(client: kombu.Connection) -> None:
-    """Read which messages were cancelled or moved so far. Raises `StreamUnavailable`, `NotPermitted`.
-
-    Each message that the client takes from then on is dropped if it was cancelled in the meantime. Without streams
-    there is nothing to know.
-    """
-    if not client.transport.delay_options.schedule:
-        return
-    cascade, following = client.transport.delay_options.cascade, client.connection.following
-    known = known_to[client]
-    known.on_cancelled = known.on_cancelled or (lambda id_: False)
-    following.catch_up(streams.changes(cascade), known.changes.apply, create=False)

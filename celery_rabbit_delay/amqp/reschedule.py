@@ -7,12 +7,13 @@ import time
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timezone
+from functools import partial
 from typing import Any
 
 import kombu
 from amqp import Message
 
-from ..core import changes, plan
+from ..core import changes, plan, streams
 from ..core import headers as headers_
 from ..core.due import eta_in_utc, microseconds_until
 from ..core.errors import (
@@ -118,8 +119,8 @@ def move(connection: kombu.Connection, records: Sequence[Record], due: datetime,
     if refused := allowed.refuses(exchange, routing_key):
         raise InvalidDestination(f"{first.id!r} was not moved: {refused}")
     delay = max(1, microseconds_until(due, now.utc))  # one tick for "at once"
-    ours, recording = connection.default_channel.connection, replace(options, journal=0)
-    planned = plan.of_new(message, message.headers, exchange, routing_key, delay, now, recording, ours.bound)
+    ours, recorded = connection.default_channel.connection, partial(streams.ticket, replace(options, journal=0))
+    planned = plan.of_new(message, message.headers, exchange, routing_key, delay, now, options, ours.bound, recorded)
     ours.sender.publish(planned)
     # Only now: without the copy, the message would be lost.
     write_changes(connection, [changes.void(record.number, record.due) for record in records])

@@ -14,8 +14,8 @@ from kombu.transport import TRANSPORT_ALIASES
 
 from ..core.errors import UnsupportedConfiguration
 
-TRANSPORT_ALIASES["rabbit-delay"] = "celery_rabbit_delay.amqp.transport:Transport"
-TRANSPORT_ALIASES["rabbit-delays"] = "celery_rabbit_delay.amqp.transport:SSLTransport"
+TRANSPORT_ALIASES["rabbit-delay"] = "celery_rabbit_delay.transport:Transport"
+TRANSPORT_ALIASES["rabbit-delays"] = "celery_rabbit_delay.transport:SSLTransport"
 # The scheme that a connection shows in logs and to tools such as Flower, which look for "amqp".
 resolve_aliases["rabbit-delay"] = "amqp"
 resolve_aliases["rabbit-delays"] = "amqps"

@@ -17,18 +17,18 @@ from amqp.exceptions import InternalError, PreconditionFailed, RecoverableConnec
 from kombu.transport import pyamqp
 
 from ..core import headers as headers_
-from ..core import plan, streams
+from ..core import plan
 from ..core.destination import is_short_lived
 from ..core.errors import DelayError, UnsupportedConfiguration
-from ..core.headers import Delivery, State
+from ..core.headers import Delivery, State, read_state
 from ..core.options import DRIVER_TYPE, OPTIONS, Options
 from ..core.plan import Now
 from ..core.unwrap import unwrap, without_native_delay
 from . import batch
 from .clients import PerClient
 from .connection import Connection
+from .interceptor import Interceptor
 from .limited import CLOSING
-from .receiving import is_dropped, state_of
 from .schemes import tls_of
 
 logger = logging.getLogger(__name__)
@@ -50,6 +50,15 @@ class DeliveredMessage(pyamqp.Message):  # type: ignore[misc]
     delayed_until: datetime | None = None
     #: What the cascade's header says of a message that was to wait for a delivery time; None for others.
     held: State | None = None
+
+
+def state_of(message: Any) -> State | None:
+    """Return what the package's header of an `amqp.Message` says; None if there is none, or if it is malformed."""
+    known = vars(message)
+    if "delay_state" not in known:
+        message.delay_state = read_state(message.headers or {})
+    state: State | None = known["delay_state"]
+    return state
 
 
 class Channel(pyamqp.Channel):  # type: ignore[misc]
@@ -78,7 +87,17 @@ class Channel(pyamqp.Channel):  # type: ignore[misc]
         delay = headers_.delay_of(msg.headers, now.utc)
         if delay <= 0:
             return publish(msg, exchange, routing_key, *args, **kwargs)
-        planned = plan.of_new(msg, msg.headers, exchange, routing_key, delay, now, options, connection.bound)
+        planned = plan.of_new(
+            msg,
+            msg.headers,
+            exchange,
+            routing_key,
+            delay,
+            now,
+            options,
+            connection.bound,
+            connection.interceptor.ticket,
+        )
         if collected_by := batch.current():
             collected_by.add(connection.sender, planned)
         else:
@@ -131,7 +150,9 @@ class Channel(pyamqp.Channel):  # type: ignore[misc]
         """Return whether a message is not passed on: it is acknowledged then, unless it is to come again."""
         if self.connection.client is None:  # Kombu is closing the connection: RabbitMQ delivers the message again
             return not no_ack and state_of(message) is not None
-        dropped = is_dropped(self.connection, message) or (not no_ack and self._hands_back(message))
+        dropped = self.connection.interceptor.drops(message, state_of(message)) or (
+            not no_ack and self._hands_back(message)
+        )
         if dropped and not no_ack:
             self.basic_ack(message.delivery_tag)
         return dropped
@@ -146,7 +167,7 @@ class Channel(pyamqp.Channel):  # type: ignore[misc]
         if state is None or headers_.X_DELIVERY_TIME not in message.headers or not self.auto_decode:
             return False
         connection, now = self.connection, Now(datetime.now(timezone.utc), time.monotonic_ns())
-        if state.due <= now.utc or connection.known.on_cancelled is not None:
+        if state.due <= now.utc or connection.hands_on:
             return False
         options, info, queue = connection.delay_options, message.delivery_info, message.taken_from
         received = unwrap(Delivery(info["exchange"], info["routing_key"], message.headers), state)
@@ -232,11 +253,10 @@ class Transport(pyamqp.Transport):  # type: ignore[misc]
         self.delay_options = Options.parse(given)
         if isinstance(given, Options):  # a worker tells other programs of its connection, which know no such type
             client.transport_options = {**client.transport_options, OPTIONS: given.to_dict()}
-        if self.delay_options.schedule and any(map(streams.lose_data, (client.hostname or "", *client.alt))):
-            raise UnsupportedConfiguration(
-                "schedule=True needs streams, and on Amazon MQ a stream loses data: leave it out; delayed tasks work "
-                "without, but none can be listed, cancelled or moved"
-            )
+
+    def intercept(self, client: Any) -> Interceptor:
+        """Return what an add-on does to the delayed messages of a `kombu.Connection`: nothing."""
+        return Interceptor()
 
     def qos_semantics_matches_spec(self, connection: DelayConnection) -> bool:
         """Return whether `basic.qos` must be sent per consumer: RabbitMQ 4.3 and quorum queues support only this."""
@@ -252,10 +272,6 @@ class Transport(pyamqp.Transport):  # type: ignore[misc]
         # the answer to basic.consume, because a TLS socket is not reported as readable for data that it has buffered.
         connection.read_soon = partial(loop.call_soon, _drain_once, connection)
         connection.read_soon()
-
-
-class SSLTransport(pyamqp.SSLTransport, Transport):  # type: ignore[misc]
-    pass
 
 
 def _without_plug_in(exchange: str, arguments: Any) -> tuple[str, dict[str, Any]]:

@@ -1,10 +1,11 @@
-"""What a program does with the delayed tasks of its app: send many together, list, find, cancel and move them."""
+"""What a program does with the delayed tasks of its app: list, find, cancel and move them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from datetime import datetime, timezone
+from typing import Any
 from uuid import UUID
 
 import kombu
@@ -12,43 +13,15 @@ from celery import Celery
 
 from ..amqp import reschedule as amqp_reschedule
 from ..amqp import schedule
-from ..amqp.batch import MAX_SIZE, collecting
 from ..amqp.connecting import closing, ensure_connection
 from ..amqp.destinations import QueueNames
 from ..amqp.replaying import Allowed
 from ..amqp.schedule import Scheduled
-from ..amqp.schemes import TRANSPORTS
 from ..core.due import due_at
 from ..core.errors import UnsupportedConfiguration
 from ..core.options import DRIVER_TYPE
-from .control import publish_retry, with_connection
-from .install import advice, is_installed, is_switched_off
+from .install import advice
 from .queues import queues_of
-
-
-@contextmanager
-def batch(app: Celery | kombu.Producer, max_size: int = MAX_SIZE) -> Iterator[None]:
-    """Let the delayed tasks that this thread publishes in a block share round trips::
-
-        with celery_rabbit_delay.batch(app):
-            for order in orders:
-                ask_for_review.apply_async((order,), countdown=3600)
-
-    Each task is sent at once, and waits for no confirm until `max_size` of them lack theirs. The block ends when the
-    broker has stored all tasks, also if it raises. Messages without a delay are sent as ever. `app` may be a
-    `kombu.Producer`, for Kombu without Celery. Blocks may be nested: each ends when its own tasks are stored.
-
-    Raises `BatchFailed` with the ids of the tasks that may not be stored, as after a lost connection;
-    `UnsupportedConfiguration` without `install`. In a test suite without a broker it does nothing.
-    """
-    client = app.connection if isinstance(app, kombu.Producer) else app.connection_for_write()
-    if client.transport_cls in TRANSPORTS.values():
-        with collecting(max_size):
-            yield
-    elif isinstance(app, Celery) and (is_installed(app) or is_switched_off()):
-        yield  # a test suite without a broker, or Celery without this package
-    else:
-        raise UnsupportedConfiguration("batch() is for delayed tasks in RabbitMQ: call install(app) first")
 
 
 def scheduled(
@@ -168,6 +141,25 @@ def paused(app: Celery, *, any_queue: bool = False) -> dict[str, datetime | None
     return {one.queue: one.end for one in found}
 
 
+def _publish_retry(app: Celery) -> dict[str, Any]:
+    """Return how an app retries after a lost connection."""
+    return dict(app.conf.task_publish_retry_policy or {}) if app.conf.task_publish_retry else {"max_retries": 0}
+
+
+def _with_connection(app: Celery, work: Callable[[kombu.Connection], None]) -> None:
+    """Call `work` with a connection of an app's pool; retry after a lost connection as `task_publish_retry` says."""
+    retry = _publish_retry(app)
+    with app.producer_or_acquire() as producer:
+        client = producer.connection
+        ensure_connection(client, retry=retry)
+
+        def attempt() -> None:
+            client.default_channel  # noqa: B018  connects: a pool may contain closed connections
+            work(client)
+
+        client.ensure(producer, attempt, **retry)()
+
+
 def _write(app: Celery, write: Callable[[kombu.Connection], object]) -> None:
     """Call `write` with a connection, again as publishing is tried again. Raises `UnsupportedConfiguration`."""
 
@@ -175,7 +167,7 @@ def _write(app: Celery, write: Callable[[kombu.Connection], object]) -> None:
         _check(connection)
         write(connection)
 
-    with_connection(app, checked)
+    _with_connection(app, checked)
 
 
 @contextmanager
@@ -183,7 +175,7 @@ def _connected(app: Celery) -> Iterator[kombu.Connection]:
     """Connect for a block, with as many tries as publishing has. Raises `kombu.exceptions.OperationalError`."""
     with closing(app.connection_for_write()) as connection:
         _check(connection)
-        ensure_connection(connection, retry=publish_retry(app))
+        ensure_connection(connection, retry=_publish_retry(app))
         yield connection
 
 

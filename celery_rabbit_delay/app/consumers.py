@@ -12,11 +12,9 @@ import kombu
 from amqp.exceptions import NotAllowed
 
 from .. import upstream
-from ..amqp.clocks import utc_ms
 from ..amqp.confirms import NotStored
 from ..amqp.connection import Connection
-from ..amqp.destinations import destinations_of, may_pause
-from ..amqp.receiving import known_to
+from ..amqp.destinations import destinations_of
 from ..amqp.transport import Channel, DeliveredMessage
 from ..core.errors import DestinationNotFound, NotPermitted
 from .handing_on import HandingOn
@@ -35,7 +33,6 @@ class DelayedConsumer(kombu.Consumer):  # type: ignore[misc]
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self.handing_on = HandingOn(self)
-        self.paused: dict[str, kombu.Queue] = {}
         #: The prefetch count of each queue, where RabbitMQ has one for each consumer.
         self.fetches = 0
         super().__init__(*args, **kwargs)
@@ -44,11 +41,13 @@ class DelayedConsumer(kombu.Consumer):  # type: ignore[misc]
     def on_message(self) -> Callable[[Any], Any] | None:
         """The callback that Kombu calls with each message. Celery's worker sets it to its task handler."""
         keep = self.handing_on.keep
-        return partial(self._offer, keep) if keep and self._is_ours else keep
+        return partial(self._offer, keep) if keep and self.is_ours else keep
 
     @on_message.setter
     def on_message(self, keep: Callable[[Any], Any] | None) -> None:
         self.handing_on.keep = keep
+        if self.is_ours:
+            self.channel.connection.hands_on = True
 
     def _offer(self, keep: Callable[[Any], Any], message: DeliveredMessage) -> Any:
         return None if self.handing_on.offer(message) else keep(message)
@@ -71,37 +70,12 @@ class DelayedConsumer(kombu.Consumer):  # type: ignore[misc]
         self.channel.connection.read_soon()  # what came with the answer, as after the first basic.consume
 
     def cancel_by_queue(self, queue: Any) -> None:
-        self.paused.pop(getattr(queue, "name", queue), None)
         super().cancel_by_queue(queue)
         upstream.cancel_also(self, queue)
 
     def consume(self, no_ack: bool | None = None) -> None:
         self.handing_on.is_over = False
-        self.follow_pauses()
         super().consume(no_ack)
-
-    def follow_pauses(self) -> None:
-        """Stop consuming from queues that are paused, and consume again from those that no longer are.
-
-        What was taken from a queue stays with the worker: given back, it would come again, and not in order.
-        """
-        if self.handing_on.is_over or not self._is_ours or self.connection is None:  # it is being closed
-            return
-        paused = known_to[self.connection].changes.paused(utc_ms())
-        new = [queue for queue in self.queues if queue.name in paused and may_pause(queue)]
-        for queue in new:
-            self.cancel_by_queue(queue.name)
-            self.paused[queue.name] = queue
-            logger.info("The queue %r is paused: this worker takes no more from it", queue.name)
-        over = [queue for name, queue in self.paused.items() if name not in paused]
-        for queue in over:
-            del self.paused[queue.name]
-            super().add_queue(queue)
-            logger.info("The queue %r is no longer paused", queue.name)
-        if over:
-            super().consume()
-        if new or over:
-            self.channel.connection.read_soon()  # what came with the answers, as after the first basic.consume
 
     def cancel(self) -> None:
         super().cancel()
@@ -117,12 +91,12 @@ class DelayedConsumer(kombu.Consumer):  # type: ignore[misc]
         return added
 
     @property
-    def _is_ours(self) -> bool:
+    def is_ours(self) -> bool:
         """Whether messages come through our transport; a test suite may use the in-memory transport."""
         return isinstance(self.channel, Channel)
 
     def _ensure_routes(self, queues: Iterable[kombu.Queue]) -> None:
-        if not self._is_ours:
+        if not self.is_ours:
             return
         connection: Connection = self.channel.connection
         if connection.delay_options.declare == "passive":

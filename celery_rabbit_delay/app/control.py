@@ -4,40 +4,32 @@ from __future__ import annotations
 
 import logging
 import time
-import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-import kombu
-from amqp.exceptions import ChannelError, RecoverableConnectionError
 from celery import Celery, bootsteps
 from celery.exceptions import SoftTimeLimitExceeded
 from celery.utils.collections import LimitedSet
 from celery.worker import state
-from kombu.pidbox import Node
 
 from .. import upstream
 from ..amqp.confirms import NotStored
-from ..amqp.connecting import ensure_connection
 from ..amqp.receiving import Following, known_to
 from ..amqp.schedule import CONTROL, write_changes
-from ..amqp.sender import limit_this_thread
 from ..amqp.stream_writer import until_there_is_a_leader
 from ..core import changes, streams
 from ..core.changes import KEPT, Changes
 from ..core.errors import DelayError
 from ..core.options import DRIVER_TYPE
 from ..core.topology import Stream
+from .loop import has_loop
+from .pausing import follow_pauses
 
 logger = logging.getLogger(__name__)
 
 #: Seconds that a starting worker waits for the stream of changes, if it exists but cannot be read.
 PATIENCE = 30
-
-#: Seconds for which publishing in a worker's event loop waits for the broker, then `TimeoutError`: the loop sends the
-#: heartbeats of the worker's connection.
-PATIENCE_OF_LOOP = 5.0
 
 #: Seconds between two looks at the changes while no task comes: one that a worker holds already may be cancelled.
 POLL = 1.0
@@ -46,37 +38,11 @@ POLL = 1.0
 STORING = 5
 
 
-def publish_retry(app: Celery) -> dict[str, Any]:
-    """Return how an app retries after a lost connection."""
-    return dict(app.conf.task_publish_retry_policy or {}) if app.conf.task_publish_retry else {"max_retries": 0}
-
-
-def with_connection(app: Celery, work: Callable[[kombu.Connection], None]) -> None:
-    """Call `work` with a connection of an app's pool; retry after a lost connection as `task_publish_retry` says."""
-    retry = publish_retry(app)
-    with app.producer_or_acquire() as producer:
-        client = producer.connection
-        ensure_connection(client, retry=retry)
-
-        def attempt() -> None:
-            client.default_channel  # noqa: B018  connects: a pool may contain closed connections
-            work(client)
-
-        client.ensure(producer, attempt, **retry)()
-
-
-def as_text(ids: Any) -> Any:
-    """Return the ids of tasks, one or several, with each `uuid.UUID` as the text that Celery writes for it."""
-    if isinstance(ids, (list, tuple, set, frozenset)):
-        return [as_text(id_) for id_ in ids]
-    return str(ids) if isinstance(ids, uuid.UUID) else ids
-
-
 def changes_in(command: str, arguments: Mapping[str, Any]) -> list[bytes]:
     """Return the messages for the stream of changes that one of Celery's remote control commands needs."""
     if command in ("revoke", "terminate"):
-        ids = as_text(arguments.get("task_id")) or []
-        return list(changes.cancelled(map(str, ids if isinstance(ids, list) else [ids])))
+        ids = arguments.get("task_id") or []
+        return list(changes.cancelled(map(str, ids if isinstance(ids, (list, tuple, set, frozenset)) else [ids])))
     if command == "revoke_by_stamped_headers" and (stamps := _stamps_in(arguments.get("headers"))):
         return [changes.cancelled_stamps(stamps)]
     return []
@@ -93,36 +59,22 @@ def _stamps_in(headers: Any) -> dict[str, Any]:
     return headers if isinstance(headers, dict) else {}
 
 
-class DelayedControl:
-    """A mixin for an app's remote control class."""
+def keep(app: Celery, command: str, arguments: Mapping[str, Any]) -> None:
+    """Store what one of Celery's remote control commands cancels, for all workers, also those that start later.
 
-    app: Celery
-
-    def broadcast(self, command: str, arguments: Any = None, destination: Any = None, *args: Any, **kwargs: Any) -> Any:
-        """Send a command to workers; also store a `revoke` for all workers, for those that start later.
-
-        Nothing that goes wrong with the latter is an error, for the workers have the command. Ids may be of the class
-        `uuid.UUID`.
-        """
-        if isinstance(arguments, Mapping) and "task_id" in arguments:
-            arguments = {**arguments, "task_id": as_text(arguments["task_id"])}
-        answer = super().broadcast(command, arguments, destination, *args, **kwargs)  # type: ignore[misc]
-        if destination is None and not kwargs.get("pattern"):
-            self._keep(command, {**(arguments or {}), **kwargs})
-        return answer
-
-    def _keep(self, command: str, arguments: Mapping[str, Any]) -> None:
-        try:
-            if messages := changes_in(command, arguments):
-                with self.app.producer_or_acquire() as producer:
-                    if producer.connection.transport.driver_type == DRIVER_TYPE:
-                        producer.connection.default_channel  # noqa: B018  connects: a pool may contain closed connections
-                        # An alarm may go on: its end is not waited for.
-                        until_there_is_a_leader(partial(write_changes, producer.connection, messages, STORING))
-        except SoftTimeLimitExceeded:
-            raise
-        except Exception as exc:
-            logger.warning("RabbitMQ cannot store this revoke, so only the running workers know of it: %s", exc)
+    Nothing that goes wrong is an error, for the running workers have the command. Called by `broadcast`.
+    """
+    try:
+        if messages := changes_in(command, arguments):
+            with app.producer_or_acquire() as producer:
+                if producer.connection.transport.driver_type == DRIVER_TYPE:
+                    producer.connection.default_channel  # noqa: B018  connects: a pool may contain closed connections
+                    # An alarm may go on: its end is not waited for.
+                    until_there_is_a_leader(partial(write_changes, producer.connection, messages, STORING))
+    except SoftTimeLimitExceeded:
+        raise
+    except Exception as exc:
+        logger.warning("RabbitMQ cannot store this revoke, so only the running workers know of it: %s", exc)
 
 
 class FollowChanges(bootsteps.StartStopStep):  # type: ignore[misc]
@@ -137,27 +89,23 @@ class FollowChanges(bootsteps.StartStopStep):  # type: ignore[misc]
         super().__init__(consumer, **kwargs)
         self.changes = WorkerChanges(time.time)
         self._warned = False
-        self._has_begun = False
         self._timer: Any = None
 
     def start(self, consumer: Any) -> None:
         connection = consumer.connection
-        if connection.transport.driver_type != DRIVER_TYPE:
+        if connection.transport.driver_type != DRIVER_TYPE or not connection.transport.delay_options.schedule:
             return
         known = known_to[connection]
         known.changes = self.changes
         known.on_cancelled = revoke
-        if not self._has_begun:  # each reconnect calls this again
-            logger.info("Delayed tasks wait in RabbitMQ: %s", connection.transport.delay_options.summary)
-        self._has_begun = True
         options = connection.transport.delay_options
         stream = streams.changes_of(options)
         try:
-            if options.schedule:
-                # Who creates the stream later tells workers of it, as far as `tell_workers` reaches them.
-                conf = consumer.app.conf
-                create = not (conf.worker_enable_remote_control and f"{conf.control_exchange}.pidbox" == CONTROL)
-                connection.connection.following.catch_up(stream, self.changes.apply, create=create, patience=PATIENCE)
+            # Who creates the stream later tells workers of it, as far as `tell_workers` reaches them.
+            conf = consumer.app.conf
+            create = not (conf.worker_enable_remote_control and f"{conf.control_exchange}.pidbox" == CONTROL)
+            following = connection.connection.interceptor.following
+            following.catch_up(stream, self.changes.apply, create=create, patience=PATIENCE)
         except (DelayError, NotStored) as exc:  # when tasks come, it is tried again
             if not self._warned:
                 logger.warning(
@@ -169,13 +117,9 @@ class FollowChanges(bootsteps.StartStopStep):  # type: ignore[misc]
         else:
             self._warned = False
         self.changes.running = True
-        has_loop = bool(consumer.hub or getattr(consumer.pool, "is_green", False))
-        if has_loop:  # otherwise timers run in another thread
-            limit_this_thread(PATIENCE_OF_LOOP)
-        if options.schedule:
-            look = (self._look, consumer, connection.connection.following, stream)
-            call, *arguments = look if has_loop else (consumer.call_soon, *look)
-            self._timer = consumer.timer.call_repeatedly(POLL, call, arguments)
+        look = (self._look, consumer, connection.connection.interceptor.following, stream)
+        call, *arguments = look if has_loop(consumer) else (consumer.call_soon, *look)
+        self._timer = consumer.timer.call_repeatedly(POLL, call, arguments)
 
     def _look(self, consumer: Any, following: Following, stream: Stream) -> None:
         """Apply what has come. Queues are consumed in the thread, or the greenlet, that reads the connection."""
@@ -186,38 +130,9 @@ class FollowChanges(bootsteps.StartStopStep):  # type: ignore[misc]
             consumer.call_soon(follow_pauses, consumer)
 
     def stop(self, consumer: Any) -> None:
-        limit_this_thread(None)
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-
-
-class PausingNode(Node):  # type: ignore[misc]
-    """A worker's mailbox, which shows paused queues, and makes the worker look for a stream of changes that is new."""
-
-    def handle_call(self, method: str, arguments: Any) -> Any:
-        answer = super().handle_call(method, arguments)
-        if method == "active_queues":
-            paused = getattr(self.state.consumer.task_consumer, "paused", {}).values()
-            answer += [{**queue.as_dict(recurse=True), "paused": True} for queue in paused]
-        return answer
-
-    def handle_cast(self, method: str, arguments: Any) -> Any:
-        if method == "revoke":  # perhaps of nothing: see `schedule.tell_workers`
-            connection = getattr(self.state.consumer, "connection", None)
-            if connection is not None and connection.transport.driver_type == DRIVER_TYPE:
-                options = connection.transport.delay_options
-                if options.schedule:
-                    connection.connection.following.look(streams.changes_of(options))
-        return super().handle_cast(method, arguments)
-
-
-def follow_pauses(consumer: Any) -> None:
-    if consumer.task_consumer is not None:
-        try:
-            consumer.task_consumer.follow_pauses()
-        except ChannelError as exc:  # the queue is another one by now: Celery declares it again
-            raise RecoverableConnectionError(f"a queue that was paused cannot be consumed: {exc}") from exc
 
 
 class WorkerChanges(Changes):

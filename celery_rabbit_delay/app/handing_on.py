@@ -98,7 +98,16 @@ class HandingOn:
         received = Delivery(message.delivery_info["exchange"], message.delivery_info["routing_key"], message.headers)
         now = Now(datetime.now(timezone.utc), time.monotonic_ns())
         try:
-            planned = plan.of_received(message.amqp_message, received, queue, due, now, connection.delay_options, early)
+            planned = plan.of_received(
+                message.amqp_message,
+                received,
+                queue,
+                due,
+                now,
+                connection.delay_options,
+                early,
+                connection.interceptor.ticket,
+            )
             connection.sender.publish(planned, PATIENCE)
         except (DelayError, AMQPError, OSError) as exc:
             self._warn(queue, exc)

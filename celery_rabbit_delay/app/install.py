@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import logging
 import os
-from functools import cached_property, partial
+from collections.abc import Mapping
+from functools import cached_property, lru_cache, partial
 from typing import Any
+from uuid import UUID
 from weakref import WeakMethod, WeakSet
 
 import kombu
 from celery import Celery
-from celery.signals import after_setup_logger
+from celery.signals import after_setup_logger, worker_init
 from kombu.utils.imports import symbol_by_name
 
 from .. import upstream
@@ -23,8 +25,8 @@ from ..amqp.transport import uses_quorum_queues
 from ..core.errors import InvalidOption, UnsupportedConfiguration
 from ..core.options import OPTIONS, Options, options_with
 from .consumers import DelayedConsumer
-from .control import DelayedControl, FollowChanges, PausingNode
 from .handing_on import Report
+from .loop import LimitLoop
 from .prefetch import FollowPool
 from .signals import connect
 
@@ -74,11 +76,12 @@ def install(app: Celery, **options: Any) -> None:
             raise
         _say_there_is_no_broker(app)
     connect()
-    app.steps["consumer"].update([Report, FollowPool, FollowChanges])
+    worker_init.connect(_plug_in, weak=False)
+    app.steps["consumer"].update([LimitLoop, Report, FollowPool])
     app.amqp_cls = partial(_make_amqp, base=make, given=options)  # picklable, as the app is
-    app.control_cls = partial(_make_control, base=app.control_cls)
+    app.control_cls = partial(_make_control, base=app.control_cls, given=options)
     if "control" in app.__dict__:
-        _upgrade_control(app.control)
+        _upgrade_control(app.control, options)
     if "amqp" in app.__dict__:  # the app was used before: keep its queues and routes, drop its plain connections
         upgrade_amqp(app.amqp, options)
         upstream.forget_connections(app)
@@ -110,15 +113,70 @@ def _make_amqp(app: Celery, *, base: Any, given: dict[str, Any]) -> Any:
     return amqp
 
 
-def _make_control(app: Celery, *, base: Any) -> Any:
+def _make_control(app: Celery, *, base: Any, given: dict[str, Any]) -> Any:
     control = symbol_by_name(base)(app=app)
-    _upgrade_control(control)
+    _upgrade_control(control, given)
     return control
 
 
-def _upgrade_control(control: Any) -> None:
+def _upgrade_control(control: Any, given: dict[str, Any]) -> None:
     upstream.mix_in(control, DelayedControl)
-    control.mailbox.node_cls = PausingNode
+    if options_with(control.app.conf, given).schedule:
+        from .pausing import PausingNode
+
+        control.mailbox.node_cls = PausingNode
+
+
+def _plug_in(sender: Any, **signal: Any) -> None:
+    """Let a worker follow what is cancelled and paused, if its app has the schedule. For `worker_init`."""
+    if is_installed(sender.app) and sender.app.amqp.delay_options.schedule:
+        from .control import FollowChanges
+
+        sender.app.steps["consumer"].add(FollowChanges)
+
+
+class DelayedControl:
+    """A mixin for an app's remote control class."""
+
+    app: Celery
+
+    def broadcast(self, command: str, arguments: Any = None, destination: Any = None, *args: Any, **kwargs: Any) -> Any:
+        """Send a command to workers. With the schedule, also store a `revoke`; without, say once what it does not do.
+
+        Ids may be of the class `uuid.UUID`.
+        """
+        if isinstance(arguments, Mapping) and "task_id" in arguments:
+            arguments = {**arguments, "task_id": as_text(arguments["task_id"])}
+        answer = super().broadcast(command, arguments, destination, *args, **kwargs)  # type: ignore[misc]
+        if command in _CANCELS and destination is None and not kwargs.get("pattern"):
+            if not self.app.amqp.delay_options.schedule:
+                if not needs_no_broker(self.app.conf, self.app.conf.broker_url):
+                    _say_what_revoke_does()
+            else:
+                from .control import keep
+
+                keep(self.app, command, {**(arguments or {}), **kwargs})
+        return answer
+
+
+#: The commands of Celery's remote control that cancel tasks.
+_CANCELS = ("revoke", "terminate", "revoke_by_stamped_headers")
+
+
+@lru_cache
+def _say_what_revoke_does() -> None:
+    """Warn, once."""
+    logger.warning(
+        "A revoke is kept in the memory of the workers that run now: a task that waits in RabbitMQ runs if all of them "
+        "restart before it is due. To keep it in RabbitMQ, add schedule=True to install(app)"
+    )
+
+
+def as_text(ids: Any) -> Any:
+    """Return the ids of tasks, one or several, with each `uuid.UUID` as the text that Celery writes for it."""
+    if isinstance(ids, (list, tuple, set, frozenset)):
+        return [as_text(id_) for id_ in ids]
+    return str(ids) if isinstance(ids, UUID) else ids
 
 
 def upgrade_amqp(amqp: Any, given: dict[str, Any]) -> None:
@@ -129,11 +187,18 @@ def upgrade_amqp(amqp: Any, given: dict[str, Any]) -> None:
 class DelayedAMQP:
     """A mixin for an app's AMQP class."""
 
-    Consumer = DelayedConsumer
-
     app: Celery
     queues: Any
     given_options: dict[str, Any]
+
+    @property
+    def Consumer(self) -> type[DelayedConsumer]:  # noqa: N802
+        """The class of the consumers of the app's workers. Raises `InvalidOption`."""
+        if not self.delay_options.schedule:
+            return DelayedConsumer
+        from .pausing import PausingConsumer
+
+        return PausingConsumer
 
     @cached_property
     def delay_options(self) -> Options:

@@ -12,13 +12,15 @@ import click
 import kombu
 
 from .. import operate
+from ..amqp import recorded as recorded_
 from ..amqp import schedule as schedule_
 from ..amqp.destinations import QueueNames
+from ..amqp.recorded import Recorded
 from ..core import streams
 from ..core.changes import Pause
 from ..core.errors import NotPermitted, StreamUnavailable
 from ..core.text import escape, span
-from ..operate import BeatStatus, HeldUp, Recorded, Status
+from ..operate import BeatStatus, HeldUp, Status
 from .output import EXIT_PROBLEMS, fit, format_time, is_terminal, pad, tell, utc_option
 from .parameters import management_option, other_queues_option
 from .target import Target, pass_target, snapshot_of
@@ -82,7 +84,7 @@ def _recorded(names: QueueNames, connection: kombu.Connection, found: Status) ->
     if not (found.waiting or found.is_partial) or not connection.transport.delay_options.schedule:
         return None
     try:
-        return operate.recorded(connection, names)
+        return recorded_.recorded(connection, names)
     except (NotPermitted, StreamUnavailable) as exc:
         click.echo(escape(f"the journal cannot be read: {exc}"), err=True)
         return None

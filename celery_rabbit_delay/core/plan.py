@@ -5,13 +5,11 @@ Messages that are published, moved, handed on, or sent again as orphans enter th
 
 from __future__ import annotations
 
-import math
-from collections.abc import Container
+from collections.abc import Callable, Container
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
 from . import destination as destination_
-from . import streams
 from .destination import Destination
 from .errors import InvalidDelay, InvalidDestination
 from .headers import HEADER, Delivery, Headers, State, message_id, wrap
@@ -19,8 +17,16 @@ from .options import Options
 from .text import duration
 from .topology import Stream
 
-#: Microseconds of a countdown that may have passed since Celery made an eta of it, while it connects or waits.
-_PASSED = 5_000_000
+
+class Ticket(NamedTuple):
+    """What an add-on wants of a message that is about to enter the cascade."""
+
+    number: int  # travels in our header, and tells this copy of the message from others; below 2 ** 53
+    stream: Stream  # for its record
+
+
+#: Returns it for the headers of a message and its delay in microseconds; None: nothing. See `Interceptor.ticket`.
+GetTicket = Callable[[Headers, int], Ticket | None]
 
 
 class Plan(NamedTuple):
@@ -31,10 +37,17 @@ class Plan(NamedTuple):
     destination: Destination
     due: int  # in nanoseconds, by the clock of `Now.monotonic`
     id: str = ""  # Celery's task id, or another message's correlation id or message id
-    number: int = 0  # identifies this copy of the message, if it is recorded
-    stream: Stream | None = None  # for its record; None: it is not recorded
+    ticket: Ticket | None = None
     #: Whether it came before its delivery time: so it does not wait for that once more, but in levels.
     came_early: bool = False
+
+    @property
+    def stream(self) -> Stream | None:
+        return self.ticket and self.ticket.stream
+
+    @property
+    def number(self) -> int:
+        return self.ticket.number if self.ticket else 0
 
     @property
     def due_ms(self) -> int:
@@ -63,6 +76,7 @@ def of_new(
     now: Now,
     options: Options,
     bound: Container[tuple[str, str]] = (),
+    get_ticket: GetTicket = lambda headers, delay: None,
 ) -> Plan:
     """Plan a message that is published to an exchange with its headers and a delay in microseconds.
 
@@ -72,12 +86,11 @@ def of_new(
     if message.properties.get("priority") is not None:
         _check_priority(message.properties["priority"])
     id_ = message_id(message.properties, headers)
-    stream = _journal(delay, headers, options)
-    number = streams.new_number() if stream else None
+    ticket = get_ticket(headers, delay)
     due = now.utc + timedelta(microseconds=delay)
-    wrapped = wrap(headers, options.cascade.root, exchange, routing_key, due, number)
+    wrapped = wrap(headers, options.cascade.root, exchange, routing_key, due, ticket and ticket.number)
     destination = destination_.of(exchange, routing_key, bound)
-    return Plan(message, wrapped, destination, now.monotonic + delay * 1000, id_, number or 0, stream)
+    return Plan(message, wrapped, destination, now.monotonic + delay * 1000, id_, ticket)
 
 
 def of_received(
@@ -88,19 +101,20 @@ def of_received(
     now: Now,
     options: Options,
     early: State | None = None,
+    get_ticket: GetTicket = lambda headers, delay: None,
 ) -> Plan:
     """Plan the return of a message, which was received from a queue before it is due, to that queue alone.
 
-    One that came out of the cascade `early` is not recorded: it has a record, with its number. Raises as `of_new`.
+    One that came out of the cascade `early` has its number already. Raises as `of_new`.
     """
     delay = (due - now.utc) // timedelta(microseconds=1)
     _check_delay(delay, options)
-    stream = None if early is not None else _journal(delay, received.headers, options)
-    number = early.number if early else streams.new_number() if stream else None
+    ticket = None if early is not None else get_ticket(received.headers, delay)
+    number = early.number if early else ticket and ticket.number
     wrapped = wrap(received.headers, options.cascade.root, received.exchange, received.routing_key, due, number)
     wrapped[HEADER]["queue"] = queue
     due_ns, id_ = now.monotonic + delay * 1000, message_id(message.properties, wrapped)
-    return Plan(message, wrapped, Destination("", queue), due_ns, id_, number or 0, stream, early is not None)
+    return Plan(message, wrapped, Destination("", queue), due_ns, id_, ticket, early is not None)
 
 
 def of_orphan(message: Any, state: State, delay: int, now: Now, options: Options) -> Plan:
@@ -113,19 +127,7 @@ def of_orphan(message: Any, state: State, delay: int, now: Now, options: Options
     if state.queue is not None:
         wrapped[HEADER]["queue"] = state.queue
     destination, id_ = destination_.of(*state.destination), message_id(message.properties, wrapped)
-    return Plan(message, wrapped, destination, now.monotonic + delay * 1000, id_, state.number or 0)
-
-
-def _journal(delay: int, headers: Headers, options: Options) -> Stream | None:
-    """Return the stream that records a message with a delay in microseconds; None if it is not recorded."""
-    if not options.schedule or options.journal is None:
-        return None
-    limit = math.floor(options.journal * 1_000_000)
-    if headers.get("eta"):
-        limit -= min(limit // 10, _PASSED)
-    if options.ticks(delay) < options.ticks(limit):
-        return None
-    return streams.journal_for(options.cascade, delay / 1_000_000)
+    return Plan(message, wrapped, destination, now.monotonic + delay * 1000, id_)
 
 
 def _check_delay(delay: int, options: Options) -> None:

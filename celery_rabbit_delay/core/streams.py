@@ -17,12 +17,13 @@ import re
 import struct
 import zlib
 from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache, wraps
 from typing import Any, TypeVar
 
 from .errors import DelayError, InvalidOption, UnsupportedConfiguration
 from .options import YEAR, Options
+from .plan import Ticket
 from .topology import LAYOUT, Cascade, Stream
 
 _DAY = 24 * 3600
@@ -52,6 +53,9 @@ NUMBER_BITS = 53
 #: Nothing that is documented in what such a broker says of itself tells it from others.
 _AMAZON_MQ = re.compile(r"[.]mq[.][a-z0-9-]+[.](amazonaws[.]|on[.]aws\b)", re.ASCII | re.IGNORECASE).search
 
+#: Microseconds of a countdown that may have passed since Celery made an eta of it, while it connects or waits.
+_PASSED = 5_000_000
+
 _ROOT = re.compile(rf"(.+)\.v{LAYOUT}\.([1-9][0-9]{{0,6}})ms").fullmatch
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -79,9 +83,13 @@ def reading(function: F) -> F:
     return wrapper  # type: ignore[return-value]
 
 
-def lose_data(host: str) -> bool:
-    """Return whether a broker, by its host or URL, is one where a stream loses data."""
-    return _AMAZON_MQ(host) is not None
+def require_streams(hosts: Iterable[str]) -> None:
+    """Raise `UnsupportedConfiguration` if a broker, by its host or URL, is one where a stream loses data."""
+    if any(map(_AMAZON_MQ, hosts)):
+        raise UnsupportedConfiguration(
+            "schedule=True needs streams, and on Amazon MQ a stream loses data: leave it out; delayed tasks work "
+            "without, but none can be listed, cancelled or moved"
+        )
 
 
 def _stream(cascade: Cascade, name: str, max_age: int, segment: int) -> Stream:
@@ -156,6 +164,21 @@ def options_of(root: str) -> Options | None:
 def new_number() -> int:
     """Return a random number for a message."""
     return int.from_bytes(os.urandom(7), "big") >> (56 - NUMBER_BITS)
+
+
+def ticket(options: Options, headers: Mapping[str, Any], delay: int) -> Ticket | None:
+    """Return a number, and the stream that records a message with a delay in microseconds; None if it is not recorded.
+
+    A message for tasks has an eta, of which a part may have passed already.
+    """
+    if not options.schedule or options.journal is None:
+        return None
+    limit = math.floor(options.journal * 1_000_000)
+    if headers.get("eta"):
+        limit -= min(limit // 10, _PASSED)
+    if options.ticks(delay) < options.ticks(limit):
+        return None
+    return Ticket(new_number(), journal_for(options.cascade, delay / 1_000_000))
 
 
 def marker() -> bytes:

@@ -12,5 +12,5 @@ from .held_up import HeldUp, held_up
 from .management import Management, Snapshot
 from .orphans import Orphan, are_for, orphans, purge, remove, replay
 from .setup import setup, teardown, wanted
-from .status import Recorded, Status, recorded, status
+from .status import Status, status
 from .verify import Finding, can_try_out, compare, try_out

@@ -11,7 +11,6 @@ import kombu
 from amqp.exceptions import AccessRefused
 
 from ..amqp import declare
-from ..core import streams
 from ..core.destination import Destination
 from ..core.errors import CascadeMissing
 from ..core.options import HOLDS_MESSAGES, TEN_YEARS, Options
@@ -49,7 +48,7 @@ def require(connection: kombu.Connection, recorded: bool = False) -> None:
     Raises `CascadeMissing`.
     """
     options: Options = connection.transport.delay_options
-    beside = streams.all_streams(options.cascade) if recorded and options.schedule else ()
+    beside = connection.connection.interceptor.streams() if recorded else ()
     channel, root = connection.default_channel, options.cascade.root
     with suppress(AccessRefused):  # whatever is done next says what is not permitted
         if not declare.exchange_exists(channel, root) and not any(

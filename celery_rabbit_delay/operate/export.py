@@ -9,7 +9,6 @@ from typing import Any
 
 import kombu
 
-from ..core import streams
 from ..core.options import Options
 from ..core.topology import Topology
 
@@ -85,5 +84,6 @@ FORMATS: dict[str, Callable[[Topology, str], str]] = {"definitions": definitions
 def export(connection: kombu.Connection, kind: str) -> str:
     """Return what `setup` creates, except for what leads to queues of an app, in one of `FORMATS`."""
     options: Options = connection.transport.delay_options
-    topology = Topology.of([options.cascade], (), streams.wanted(options))
+    beside = connection.transport.intercept(connection).streams(wanted=True)
+    topology = Topology.of([options.cascade], (), beside)
     return FORMATS[kind](topology, connection.virtual_host or "/")

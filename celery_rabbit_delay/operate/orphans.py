@@ -15,7 +15,6 @@ from ..amqp import declare, replaying
 from ..amqp.connecting import own_channel
 from ..amqp.destinations import QueueNames
 from ..amqp.exclusive_reader import exclusive_reader, wait_for_return
-from ..amqp.receiving import learn
 from ..core.headers import State, read_state
 from .cascades import require
 
@@ -67,7 +66,7 @@ def replay(
     """
     require(connection)
     cascade = connection.transport.delay_options.cascade
-    learn(connection)
+    connection.connection.interceptor.learn()
 
     def is_chosen(message: Message) -> bool:
         return chosen(_orphan(message))

@@ -15,13 +15,11 @@ from ..amqp import declare
 from ..amqp.confirms import ConfirmedChannel
 from ..amqp.connecting import own_channel
 from ..amqp.create import choose, create_cascade
-from ..amqp.receiving import learn
 from ..amqp.replaying import take
-from ..core import streams
 from ..core.destination import Destination
 from ..core.errors import DelayError, DestinationNotFound, LimitReached
 from ..core.options import HOLDS_MESSAGES, Options
-from ..core.topology import Cascade, Topology
+from ..core.topology import Cascade, Stream, Topology
 from .cascades import cascades, existing, existing_outboxes, longest, waiting_queues
 from .management import Management, Snapshot
 from .status import status
@@ -48,7 +46,8 @@ def wanted(
     found = cascades(connection)
     if chosen not in found:  # the broker's clock is wrong now
         found = [chosen, *found]
-    _require_room(management, options, found, list(destinations), ahead)
+    beside = connection.connection.interceptor.streams(wanted=True) if ahead else []
+    _require_room(management, options, found, list(destinations), ahead, beside)
     return found
 
 
@@ -93,7 +92,7 @@ def setup(
             for cascade in wanted if not destination.is_short_lived else ():
                 declare.lead_to(channel, cascade, destination, _outboxes(options, cascade, destination, ahead))
     for cascade in wanted:
-        for stream in streams.wanted(options) if ahead else ():
+        for stream in connection.connection.interceptor.streams(wanted=True) if ahead else ():
             declare.bind_stream(connection.default_channel, cascade, stream)
     return lacking
 
@@ -111,12 +110,12 @@ def _require_room(
     wanted: Iterable[Cascade],
     destinations: Iterable[Destination],
     ahead: bool,
+    beside: Iterable[Stream],
 ) -> None:
     """Raise `LimitReached` if the virtual host has no room for all queues."""
     if management is None or (limit := management.queue_limit()) is None:
         return
-    streams_ = streams.wanted(options) if ahead else []
-    present, names = management.queues(), set(Topology.of(wanted, (), streams_).queues)
+    present, names = management.queues(), set(Topology.of(wanted, (), beside).queues)
     for cascade in wanted:
         for one in (destination for destination in destinations if not destination.is_short_lived):
             names |= {cascade.outbox_name(one, ticks) for ticks in _outboxes(options, cascade, one, ahead)}
@@ -174,13 +173,10 @@ def _drop_cancelled(
     Raises `NotEmpty` if there are others, of which it takes `_AT_MOST`: RabbitMQ may take a moment to return them to
     their queues, where they count.
     """
-    cascade = connection.transport.delay_options.cascade
-    told = [streams.changes(cascade).name]
     before = status(connection, destinations)
-    is_told = any(stream.queue in told for stream in before.streams)
-    if not is_told or not before.waiting:
+    if not before.streams or not before.waiting:
         return 0
-    learn(connection)
+    connection.connection.interceptor.learn()
     with own_channel(connection) as channel:  # closing it returns the others
         queues = waiting_queues(connection, destinations, management)
         others = sum(1 for _ in islice((message for queue in queues for message in take(channel, queue)), _AT_MOST))
@@ -249,7 +245,7 @@ def _delete_streams(connection: kombu.Connection) -> int | None:
             connection.default_channel.exchange_delete(cascade.streams_root, if_unused=True)
         except PreconditionFailed:
             return None
-    return _delete(connection, [], [stream.name for stream in streams.all_streams(cascade)])
+    return _delete(connection, [], [stream.name for stream in connection.connection.interceptor.streams()])
 
 
 def _delete(connection: kombu.Connection, exchanges: Iterable[str], queues: Iterable[str]) -> int:

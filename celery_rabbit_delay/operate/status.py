@@ -2,27 +2,16 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable
-from contextlib import suppress
-from datetime import datetime
 from typing import NamedTuple
 
 import kombu
 
-from ..amqp import declare, schedule
-from ..amqp.destinations import QueueNames
-from ..amqp.schedule import Soonest
-from ..core import streams
+from ..amqp import declare
 from ..core.destination import Destination
-from ..core.fates import Fate, Fates
-from ..core.streams import Unreadable
 from .cascades import existing, existing_outboxes
 from .held_up import HeldUp, held, held_up, unsettled
 from .management import Snapshot
-
-#: The number of messages that `recorded` groups.
-SOONEST = 1000
 
 
 class LevelStatus(NamedTuple):
@@ -149,7 +138,7 @@ def status(
     orphans = declare.message_count(channel, wanted[0].orphans)
     beside = [
         StreamStatus(stream.name, messages)
-        for stream in (streams.all_streams(wanted[0]) if connection.transport.delay_options.schedule else ())
+        for stream in connection.connection.interceptor.streams()
         if (messages := declare.message_count(channel, stream.name)) is not None
     ]
     if snapshot is None:
@@ -161,49 +150,3 @@ def status(
     all_orphans = int(snapshot.queues.get(wanted[0].orphans, {}).get("messages") or 0)
     stuck = held_up(wanted[0], snapshot)
     return Status(levels, outboxes, orphans, sorted(led_to), stuck, beside, all_orphans)
-
-
-class Group(NamedTuple):
-    """Recorded messages of one task for one queue."""
-
-    task: str  # "" for messages that are no tasks
-    queue: str
-    amount: int
-    due: datetime  # of the first one
-
-
-class Recorded(NamedTuple):
-    """The messages in the journal that are not due yet."""
-
-    amount: int
-    cancelled: int  # of them
-    #: The others, at most the `SOONEST` ones, the group with the first one first.
-    groups: list[Group]
-    elsewhere: int = 0  # messages among these for queues that were not asked for
-
-
-def recorded(connection: kombu.Connection, names: QueueNames) -> Recorded:
-    """Return what the journal says of the messages that wait. Raises `StreamUnavailable`, `NotPermitted`."""
-    known: set[object] = set()
-    cancelled: set[object] = set()
-    soonest = Soonest(SOONEST)
-    for record, fate in schedule.recorded(connection, Fates(time.time)):
-        if fate in (Fate.WAITS, Fate.CANCELLED):
-            known.add(record.identity)
-        if fate is Fate.CANCELLED:
-            cancelled.add(record.identity)
-        elif fate is Fate.WAITS and soonest.wants(record):
-            soonest.add(record)
-    groups: dict[tuple[str, str], Group] = {}
-    elsewhere = 0
-    for record in soonest.records():
-        with suppress(Unreadable):  # `list` names it
-            headers = schedule.to_message(record).headers
-            one = schedule.describe(record, headers, names)
-            if not schedule.concerns(headers, names):
-                elsewhere += 1
-                continue
-            name = one.task or "", one.queue
-            group = groups.get(name, Group(*name, 0, one.due))
-            groups[name] = group._replace(amount=group.amount + 1)
-    return Recorded(len(known), len(cancelled), list(groups.values()), elsewhere)

@@ -15,11 +15,7 @@ from amqp.exceptions import AccessRefused, PreconditionFailed
 
 from ..amqp import declare, delivery_time
 from ..amqp.confirms import ConfirmedChannel
-from ..amqp.follower import Follower
-from ..core import streams
-from ..core.beat import beat_prefix
 from ..core.destination import Destination
-from ..core.errors import CascadeMissing, StreamUnavailable
 from ..core.levels import Level, Route
 from ..core.options import Options
 from ..core.parts import Binding, Exchange, Queue, Stream
@@ -65,7 +61,8 @@ def compare(
     passive, ahead = options.declare == "passive", ahead and not on_demand
     wanted = cascades(connection)
     beside = _existing_streams(connection)
-    missing = [stream for stream in streams.wanted(options) if stream not in beside] if passive or not on_demand else []
+    needed = connection.connection.interceptor.streams(wanted=True) if passive or not on_demand else []
+    missing = [stream for stream in needed if stream not in beside]
     topology = _expected(connection, wanted, list(destinations), [*beside, *missing], snapshot, ahead)
     later = set() if passive else {stream.name for stream in missing}
     found = list(_parts(connection.default_channel, topology, later))
@@ -83,9 +80,7 @@ def compare(
 
 
 def _existing_streams(connection: kombu.Connection) -> list[Stream]:
-    options: Options = connection.transport.delay_options
-    channel = connection.default_channel
-    every = streams.all_streams(options.cascade, options.max_delay) if options.schedule else []
+    channel, every = connection.default_channel, connection.connection.interceptor.streams()
     return [stream for stream in every if declare.message_count(channel, stream.name) is not None]
 
 
@@ -164,7 +159,7 @@ def _name(binding: Binding) -> str:
 
 
 def _policies(options: Options, snapshot: Snapshot) -> Iterator[Finding]:
-    ours = f"{options.cascade.streams_root}.", beat_prefix(options.prefix)
+    ours = f"{options.prefix}."  # also the queues of a beat
     for name, row in sorted(snapshot.queues.items()):
         who = row.get("policy") or row.get("operator_policy")
         for limit in sorted(_LIMITS.intersection(row.get("effective_policy_definition") or {})):
@@ -206,12 +201,9 @@ def can_try_out(findings: Iterable[Finding]) -> bool:
 
 def try_out(connection: kombu.Connection) -> Iterator[str]:
     """Send test messages through the short levels and read the streams; yield problems. Raises as `probe`."""
-    options: Options = connection.transport.delay_options
     for cascade in cascades(connection):
         yield from probe(connection, cascade)
-    if options.schedule:
-        needed = streams.wanted(options) if options.declare == "passive" else []
-        yield from probe_streams(connection, dict.fromkeys([*needed, *_existing_streams(connection)]))
+    yield from connection.connection.interceptor.problems()
 
 
 def probe(connection: kombu.Connection, cascade: Cascade, seconds: float = 2, patience: float = 15) -> Iterator[str]:
@@ -258,13 +250,3 @@ def probe(connection: kombu.Connection, cascade: Cascade, seconds: float = 2, pa
 
 def _named(route: Iterable[Level]) -> str:
     return " and ".join(level.queue for level in route)
-
-
-def probe_streams(connection: kombu.Connection, streams: Iterable[Stream]) -> Iterator[str]:
-    """Yield the reason for each existing stream that cannot be written or read."""
-    for stream in streams:
-        try:
-            with Follower(connection) as follower:
-                next(follower.catch_up(stream, patience=2), None)
-        except (StreamUnavailable, CascadeMissing) as exc:
-            yield str(exc)

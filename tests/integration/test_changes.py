@@ -133,7 +133,7 @@ def test_a_worker_that_receives_nothing_learns_of_changes_after_it_lost_what_it_
     stream = streams.changes(vhost.cascade)
     with vhost.connection(journal=0) as publisher, vhost.connection(journal=0) as worker:
         schedule_.cancel(publisher, ["before"])
-        changes_, following = known_to[worker].changes, worker.connection.following
+        changes_, following = known_to[worker].changes, worker.connection.interceptor.following
         following.catch_up(stream, changes_.apply)
         if how == "connection":
             vhost.close_connections("celery-rabbit-delay follower")

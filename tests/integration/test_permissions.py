@@ -8,7 +8,7 @@ import pytest
 
 from celery_rabbit_delay import DelayError, NotPermitted, Options
 from celery_rabbit_delay.amqp import schedule as schedule_
-from celery_rabbit_delay.amqp.receiving import known_to, learn
+from celery_rabbit_delay.amqp.receiving import known_to
 from celery_rabbit_delay.core import streams
 from celery_rabbit_delay.core.destination import Destination
 from celery_rabbit_delay.core.topology import Topology
@@ -126,9 +126,9 @@ def test_a_worker_learns_what_is_cancelled(vhost: Vhost) -> None:
             with vhost.connection(user, declare=declare) as connection:
                 if lacking:
                     with pytest.raises(NotPermitted, match=refused(vhost, lacking)):
-                        learn(connection)
+                        connection.connection.interceptor.learn()
                 else:
-                    learn(connection)
+                    connection.connection.interceptor.learn()
                     assert known_to[connection].changes.cancels("before")
 
 
@@ -139,7 +139,7 @@ def test_a_worker_creates_the_streams_that_it_reads(vhost: Vhost) -> None:
     vhost.delete_queue(stream.name)
     told: list[bytes] = []
     with vhost.connection(vhost.user(**documented("worker"))) as connection:
-        connection.connection.following.catch_up(stream, told.append)
+        connection.connection.interceptor.following.catch_up(stream, told.append)
         schedule_.cancel(connection, ["later"])
         wait_to_learn(connection, lambda: len(told) == 2)  # the mark, and what is cancelled
 

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from celery_rabbit_delay.amqp import schedule as schedule_
-from celery_rabbit_delay.amqp.receiving import learn
 from tests.kit.broker import Broker, Vhost, publish, take
 from tests.kit.commands import CASCADE, QUICKLY, run
 from tests.kit.node import Node
@@ -108,7 +107,7 @@ def test_what_the_second_site_has_goes_on_being_deleted_after_the_policy_is_unle
 def received(vhost: Vhost, amount: int) -> list[str]:
     """Return the ids of so many messages, in the order in which they come, and of what comes with them."""
     with vhost.connection() as connection:
-        learn(connection)
+        connection.connection.interceptor.learn()
         messages = take(connection, "q", amount)
         while (more := connection.default_channel.basic_get("q", no_ack=True)) is not None:
             messages.append(more)

@@ -15,7 +15,6 @@ import pytest
 
 from celery_rabbit_delay.amqp import reschedule as reschedule_
 from celery_rabbit_delay.amqp import schedule as schedule_
-from celery_rabbit_delay.amqp.receiving import learn
 from tests.kit.broker import Vhost, lead, own_node, publish, take
 from tests.kit.commands import run
 from tests.kit.node import find_release
@@ -90,7 +89,7 @@ def test_what_waits_orphaned_cancelled_or_moved_is_so_after_an_upgrade_in_place(
         assert {"long", "dropped later"} <= listed <= due.keys() - {"dropped", "orphan"}
         schedule_.cancel(connection, ["dropped later"])
         move(connection, "long", 5)
-        learn(connection)
+        connection.connection.interceptor.learn()
         came = received(connection, 4)
         assert came.keys() == {"round", "arbitrary", "long", "moved"}
         assert [id_ for id_, at in came.items() if at < due[id_]] == []

@@ -310,7 +310,7 @@ def wait_to_learn(connection: kombu.Connection, is_known: Callable[[], bool]) ->
     """Wait until something is known from the streams that a connection follows."""
 
     def has_learned() -> bool:
-        connection.connection.following.poll()
+        connection.connection.interceptor.following.poll()
         return is_known()
 
     wait_until(has_learned, "it is learned from the stream")

@@ -19,14 +19,14 @@ from celery_rabbit_delay.amqp.confirms import NotStored
 from celery_rabbit_delay.core import streams
 from celery_rabbit_delay.core.destination import Destination
 from celery_rabbit_delay.core.options import Options
-from celery_rabbit_delay.core.plan import Plan
+from celery_rabbit_delay.core.plan import Plan, Ticket
 
 STREAM = streams.journal_for(Options().cascade, 60)
 
 
 def plan(name: str, recorded: bool = False) -> Plan:
     message = Message(name, correlation_id=name)
-    return Plan(message, {}, Destination("", "q"), 0, number=int(name), stream=STREAM if recorded else None)
+    return Plan(message, {}, Destination("", "q"), 0, ticket=Ticket(int(name), STREAM) if recorded else None)
 
 
 class Returning(dict[str, Exception]):

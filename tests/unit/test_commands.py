@@ -24,14 +24,16 @@ from kombu.utils import functional
 import celery_rabbit_delay
 from celery_rabbit_delay import InvalidDelay, operate
 from celery_rabbit_delay.amqp import connecting as connecting_
+from celery_rabbit_delay.amqp import recorded
 from celery_rabbit_delay.amqp import schedule as schedule_
+from celery_rabbit_delay.amqp.recorded import Group, Recorded
 from celery_rabbit_delay.amqp.schedule import Scheduled
 from celery_rabbit_delay.cli import groups, output, status, target, tasks
 from celery_rabbit_delay.cli.output import until_interrupted
 from celery_rabbit_delay.cli.target import handle_errors
-from celery_rabbit_delay.operate import BeatStatus, Orphan, Recorded, Status
+from celery_rabbit_delay.operate import BeatStatus, Orphan, Status
 from celery_rabbit_delay.operate.beat import PeriodicTask
-from celery_rabbit_delay.operate.status import Group, LevelStatus
+from celery_rabbit_delay.operate.status import LevelStatus
 from tests.kit.commands import PROGRAM, closed_pipe
 
 NOWHERE = "amqp://me:s3cret@127.0.0.1:1//"
@@ -249,7 +251,7 @@ def test_status_tells_a_missing_level_from_a_missing_cascade(
 ) -> None:
     levels = [LevelStatus(name, 1000, count, None) for name, count in zip("ab", ready, strict=False)]
     monkeypatch.setattr(operate, "status", lambda *arguments: Status(levels, [], None, None, None, []))
-    monkeypatch.setattr(operate, "recorded", lambda *arguments: None)
+    monkeypatch.setattr(recorded, "recorded", lambda *arguments: None)
     shown = run("status")
     assert (shown.exit_code, shown.stdout) == (3, f"{sum(filter(None, ready))} wait\n{told}\n")
 
@@ -372,7 +374,7 @@ def test_status_has_headings_and_hints_in_their_places(
     monkeypatch.setattr(operate, "status", lambda *arguments: found)
     monkeypatch.setattr(target.BrokerTarget, "beat", lambda *arguments: beat)
     monkeypatch.setattr(
-        operate, "recorded", lambda *arguments: Recorded(3, 1, [Group("shop.review", "mail", 1, WAITS.due)], 1)
+        recorded, "recorded", lambda *arguments: Recorded(3, 1, [Group("shop.review", "mail", 1, WAITS.due)], 1)
     )
     shown = run("status", "--levels")
     hint = "1 of the soonest are for other queues than those of the app: see --any-queue\n"

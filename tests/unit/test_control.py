@@ -16,7 +16,7 @@ from celery.exceptions import SoftTimeLimitExceeded
 
 import celery_rabbit_delay
 from celery_rabbit_delay import Options, StreamUnavailable
-from celery_rabbit_delay.app import control
+from celery_rabbit_delay.app import control, pausing
 from celery_rabbit_delay.app.control import changes_in
 from celery_rabbit_delay.core.changes import Changes
 from celery_rabbit_delay.core.options import DRIVER_TYPE
@@ -38,7 +38,7 @@ class Heard(Control):  # type: ignore[misc]
 @pytest.fixture
 def app(monkeypatch: pytest.MonkeyPatch) -> Celery:
     app = Celery("shop", broker="amqp://nobody.example//", control=Heard, set_as_current=False)
-    celery_rabbit_delay.install(app)
+    celery_rabbit_delay.install(app, schedule=True)
     monkeypatch.setattr(kombu.Connection, "default_channel", None)
     return app
 
@@ -125,7 +125,7 @@ def test_a_worker_that_may_not_consume_a_queue_again_connects_again() -> None:
 
     consumer: Any = SimpleNamespace(task_consumer=SimpleNamespace(follow_pauses=follow_pauses))
     with pytest.raises(RecoverableConnectionError, match="other arguments"):
-        control.follow_pauses(consumer)
+        pausing.follow_pauses(consumer)
 
 
 class Client:
@@ -146,7 +146,7 @@ def test_a_worker_that_cannot_follow_the_changes_says_so_again_once_it_could(cap
             raise StreamUnavailable("it has no leader")
 
     following = SimpleNamespace(catch_up=catch_up)
-    client = Client(connection=SimpleNamespace(following=following), transport=transport)
+    client = Client(connection=SimpleNamespace(interceptor=SimpleNamespace(following=following)), transport=transport)
     consumer = SimpleNamespace(app=app, connection=client, hub=None, pool=None, timer=timer, call_soon=None)
     step = control.FollowChanges(consumer)
     for _ in range(5):  # it starts again at each reconnect

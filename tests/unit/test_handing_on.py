@@ -15,6 +15,7 @@ from amqp.exceptions import RecoverableConnectionError
 from celery.worker import state as worker_state
 
 from celery_rabbit_delay import InvalidDelay, InvalidDestination, MessageRefused, NotPermitted, Options
+from celery_rabbit_delay.amqp.interceptor import Interceptor
 from celery_rabbit_delay.app.handing_on import (
     PATIENCE,
     PAUSE,
@@ -118,7 +119,9 @@ class Worker:
         self.seconds: float | None = None
         queues = [SimpleNamespace(name=name, no_ack=name == "no ack") for name in ("q", "theirs", "no ack")]
         tags = {queue.name: f"tag of {queue.name}" for queue in queues}
-        connection = SimpleNamespace(sender=self, delay_options=Options(**options), userid="guest")
+        connection = SimpleNamespace(
+            sender=self, delay_options=Options(**options), userid="guest", interceptor=Interceptor()
+        )
         self.consumer: Any = SimpleNamespace(
             channel=SimpleNamespace(connection=connection), connection=connection, queues=queues, _active_tags=tags
         )
@@ -209,7 +212,7 @@ def test_a_worker_whose_broker_does_not_answer_holds_tasks_for_a_moment(
 def test_a_message_that_came_before_its_delivery_time_is_kept_by_nobody_else() -> None:
     worker, held = Worker(), State(Options().cascade.root, "orders", "new", SOON, 7)
     assert worker.offer("1", held=held)
-    assert (worker.sent[0].came_early, worker.sent[0].number, worker.acknowledged) == (True, 7, ["1"])
+    assert (worker.sent[0].came_early, worker.sent[0].headers[HEADER]["n"], worker.acknowledged) == (True, 7, ["1"])
     worker.fails = NotPermitted("it may not")
     assert worker.offer("2", held=held), "Celery would run it now: it comes again when the connection is closed"
     assert worker.acknowledged == ["1"]

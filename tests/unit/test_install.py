@@ -23,9 +23,9 @@ from celery.signals import after_setup_logger
 
 import celery_rabbit_delay
 from celery_rabbit_delay import InvalidOption, Options, UnsupportedConfiguration, install
-from celery_rabbit_delay.amqp.transport import SSLTransport, Transport
 from celery_rabbit_delay.app import install as install_
 from celery_rabbit_delay.cli.target import AppTarget
+from celery_rabbit_delay.transport import SSLTransport, Transport
 
 AMQP_URL = "amqp://shop:p%40ss@rabbit.example:5673/orders"
 
@@ -340,7 +340,7 @@ def test_a_broker_from_the_environment_is_checked(monkeypatch: pytest.MonkeyPatc
 
 def test_each_class_that_it_changes_is_in_the_list_of_hooks() -> None:
     plain, ours = Celery("shop", set_as_current=False), Celery("shop", set_as_current=False)
-    install(ours)
+    install(ours, schedule=True)
 
     def classes(app: Celery) -> dict[str, Any]:
         parts = {"amqp": app.amqp, "control": app.control, "control.mailbox": app.control.mailbox}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from datetime import datetime, timedelta, timezone
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -29,7 +30,7 @@ def message(headers: Any = (), **properties: Any) -> Any:
 
 def new(headers: Any = (), delay: int = MINUTE, options: Any = (), **properties: Any) -> Plan:
     sent, chosen = message(**properties), options if isinstance(options, Options) else Options(**dict(options))
-    return plan.of_new(sent, dict(headers), "", "q", delay, NOW, chosen)
+    return plan.of_new(sent, dict(headers), "", "q", delay, NOW, chosen, get_ticket=partial(streams.ticket, chosen))
 
 
 def test_a_new_message_is_due_by_both_clocks_and_goes_to_its_queue() -> None:
@@ -112,8 +113,8 @@ RECEIVED = Delivery("orders", "new", {"task": "t", "id": "7"})
 
 @pytest.mark.parametrize(("journal", "recorded"), [(60, True), (None, False)])
 def test_a_received_message_returns_to_its_queue_alone(journal: float | None, recorded: bool) -> None:
-    due = NOW.utc + timedelta(seconds=60)
-    planned = plan.of_received(message(), RECEIVED, "q", due, NOW, Options(schedule=True, journal=journal))
+    due, options = NOW.utc + timedelta(seconds=60), Options(schedule=True, journal=journal)
+    planned = plan.of_received(message(), RECEIVED, "q", due, NOW, options, get_ticket=partial(streams.ticket, options))
     assert (planned.destination, planned.due) == (Destination("", "q"), NOW.monotonic + 60_000_000_000)
     assert (planned.stream is not None) is ("n" in planned.headers[HEADER]) is recorded
     assert unwrap(Delivery("", "q", planned.headers)) == RECEIVED
@@ -136,5 +137,5 @@ def test_an_orphan_waits_once_more_with_its_number(queue: str | None) -> None:
     state = State(Options().cascade.root, "orders", "new", NOW.utc + timedelta(seconds=60), 5, queue)
     planned = plan.of_orphan(message({"task": "t"}), state, MINUTE, NOW, Options(schedule=True, journal=0))
     assert planned.destination == (Destination("", "q") if queue else Destination("orders"))
-    assert (planned.number, planned.stream) == (5, None)
+    assert planned.ticket is None
     assert read_state(planned.headers) == state

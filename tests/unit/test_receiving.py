@@ -21,7 +21,7 @@ from celery_rabbit_delay.amqp.follower import Follower
 from celery_rabbit_delay.amqp.stream_consumer import StreamMessage
 from celery_rabbit_delay.app import control
 from celery_rabbit_delay.core import changes, streams
-from celery_rabbit_delay.core.headers import HEADER
+from celery_rabbit_delay.core.headers import HEADER, read_state
 from celery_rabbit_delay.core.options import OPTIONS, Options
 
 
@@ -31,13 +31,15 @@ class Client:
 
 def connected(client: Client) -> Any:
     """Return an `amqp.Connection`."""
-    receiver = kombu.Connection(
-        "rabbit-delay://", transport_options={OPTIONS: Options(schedule=True).to_dict()}
-    )  # as `install`
+    receiver = kombu.Connection("rabbit-delay://", transport_options={OPTIONS: Options(schedule=True).to_dict()})
     following: Any = receiving.Following(receiver)
     following.poll = lambda: None
     options = receiver.transport.delay_options
-    return SimpleNamespace(client=client, known=receiving.known_to[client], delay_options=options, following=following)
+    return SimpleNamespace(client=client, known=receiving.known_to[client], options=options, following=following)
+
+
+def is_dropped(connection: Any, message: Any) -> bool:
+    return receiving.is_dropped(connection, message, read_state(message.headers or {}))
 
 
 @pytest.fixture
@@ -66,7 +68,7 @@ def test_what_arrives_is_received_if_the_changes_cannot_be_read_and_one_warning_
 
     monkeypatch.setattr(receiving.Following, "catch_up", catch_up)
     messages = [received(number=number) for number in (2, 3)]
-    assert [receiving.is_dropped(connection, message) for message in messages] == [False, False]
+    assert [is_dropped(connection, message) for message in messages] == [False, False]
     told = "may still be delivered, until the next attempt to read the changes succeeds: its node is down"
     assert [f"Messages that were moved or cancelled {told}"] == caplog.messages
 
@@ -92,7 +94,7 @@ def test_a_stream_that_could_not_be_read_is_tried_again_when_a_message_comes_lat
     monkeypatch.setattr(time, "monotonic", lambda: now)
     for seconds in range(1000):
         now = float(seconds)
-        assert not receiving.is_dropped(connection, received(number=1))
+        assert not is_dropped(connection, received(number=1))
     assert tried == [0, 1, 1 + receiving.MUCH_LATER]
 
 
@@ -113,7 +115,7 @@ def test_a_stream_that_fails_is_tried_soon_and_less_and_less_often(
     monkeypatch.setattr(time, "monotonic", lambda: now)
     message = received(number=1)
     while now < 1200:
-        assert not receiving.is_dropped(connection, message)
+        assert not is_dropped(connection, message)
         now += 0.1
     pauses = [later - earlier - takes for earlier, later in itertools.pairwise(tried)]
     assert all(later > earlier - 0.15 for earlier, later in itertools.pairwise(pauses))
@@ -141,7 +143,7 @@ def test_what_is_lost_while_another_stream_cannot_be_read_is_read_again(
     monkeypatch.setattr(Follower, "catch_up", catch_up)
     message = received(root=Options(prefix="other").cascade.root, number=1)
     for _ in range(2):
-        assert not receiving.is_dropped(connection, message)
+        assert not is_dropped(connection, message)
     assert read == [Options().prefix, "other", Options().prefix]
     assert known.changes.cancels("a")
 
@@ -168,12 +170,12 @@ def test_a_subscription_is_renewed_now_and_then_and_read_anew_if_nothing_is_sent
     monkeypatch.setattr(Follower, "renew", renew)
     monkeypatch.setattr(Follower, "receive", lambda self: None)
     monkeypatch.setattr(time, "monotonic", lambda: now)
-    stream = streams.changes(connection.delay_options.cascade)
+    stream = streams.changes(connection.options.cascade)
     message = received(number=1)
     for seconds in range(3 * receiving.RENEWAL + 1):
         now = float(seconds)
         if by == "messages" or not done:
-            assert not receiving.is_dropped(connection, message)
+            assert not is_dropped(connection, message)
         else:
             connection.following.keep_up(stream, len)
     renewed = [("renewed", number * receiving.RENEWAL) for number in (1, 2, 3)]
@@ -227,7 +229,7 @@ def test_a_task_without_our_header_is_looked_up_if_it_may_have_waited(
     for change in changes.cancelled(["a"]):
         receiving.known_to[client].changes.apply(change)
     message = SimpleNamespace(headers={"task": "t", "id": "a", **headers}, properties={}, body=b"")
-    assert receiving.is_dropped(connection, message) is dropped
+    assert is_dropped(connection, message) is dropped
     assert bool(read) is dropped
 
 
@@ -259,7 +261,7 @@ def test_only_tasks_are_left_to_celery() -> None:
     connection.following.until[f"{Options().cascade.streams_root}.changes"] = math.inf
     for more, dropped in (({"task": "t"}, False), ({}, True)):
         message = SimpleNamespace(headers={"id": "a", "eta": "2030-01-01", **more}, properties={}, body=b"")
-        assert receiving.is_dropped(connection, message) is dropped
+        assert is_dropped(connection, message) is dropped
     assert revoked == ["a"]
 
 

@@ -32,7 +32,7 @@ Celery(broker="redis://nowhere")
 def test_the_plug_in_leads_every_connection_through_the_package() -> None:
     command = [sys.executable, "-c", "import tools.upstream.with_us\n" + PROGRAM]
     done = subprocess.run(command, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True)
-    assert (done.stdout, done.stderr) == ("celery_rabbit_delay.amqp.transport\n", "")
+    assert (done.stdout, done.stderr) == ("celery_rabbit_delay.transport\n", "")
 
 
 class Faked(Suite):
