@@ -23,8 +23,8 @@ from ..core.fates import Fate, fate
 from ..core.headers import State, message_id
 from ..core.options import Options
 from ..core.plan import Ticket
-from ..core.streams import Unreadable
 from ..core.topology import Stream
+from ..unreadable import Unreadable
 from . import declare
 from .clients import PerClient
 from .follower import Follower

@@ -29,9 +29,9 @@ from ..core.errors import (
 from ..core.journal import Record
 from ..core.options import Options
 from ..core.plan import Now
-from ..core.streams import Unreadable
 from ..core.text import escape
 from ..core.unwrap import resent
+from ..unreadable import Unreadable
 from .replaying import ANYWHERE, Allowed
 from .schedule import to_message, waiting, write_changes
 

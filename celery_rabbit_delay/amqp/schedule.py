@@ -26,8 +26,8 @@ from ..core.due import eta_in_utc
 from ..core.errors import InvalidDelay
 from ..core.fates import Fate, Fates
 from ..core.journal import Record
-from ..core.streams import Unreadable
 from ..core.text import counted, escape
+from ..unreadable import Unreadable, reading
 from .clocks import utc_ms
 from .destinations import QueueNames
 from .follower import Follower
@@ -81,7 +81,7 @@ class Scheduled(NamedTuple):
     expires: str | None = None
 
 
-@streams.reading
+@reading
 def to_message(record: Record) -> Message:
     """Return a message as it entered the cascade. Raises `Unreadable`."""
     message = Message(record.body)
@@ -92,7 +92,7 @@ def to_message(record: Record) -> Message:
     return message
 
 
-@streams.reading
+@reading
 def describe(record: Record, headers: Mapping[str, Any], queues: QueueNames, wanted: str | None = None) -> Scheduled:
     """Return a description of a waiting message, from its record and its headers. Raises `Unreadable`.
 

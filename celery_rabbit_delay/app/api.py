@@ -20,8 +20,7 @@ from ..amqp.schedule import Scheduled
 from ..core.due import due_at
 from ..core.errors import UnsupportedConfiguration
 from ..core.options import DRIVER_TYPE
-from .install import advice
-from .queues import queues_of
+from .apps import advice, queues_of
 
 
 def scheduled(

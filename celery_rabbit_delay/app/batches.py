@@ -11,7 +11,7 @@ from celery import Celery
 from ..amqp.batch import MAX_SIZE, collecting
 from ..amqp.schemes import TRANSPORTS
 from ..core.errors import UnsupportedConfiguration
-from .install import is_installed, is_switched_off
+from .apps import is_installed, is_switched_off
 
 
 @contextmanager

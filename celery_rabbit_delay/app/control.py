@@ -23,8 +23,8 @@ from ..core.changes import KEPT, Changes
 from ..core.errors import DelayError
 from ..core.options import DRIVER_TYPE
 from ..core.topology import Stream
-from .loop import has_loop
 from .pausing import follow_pauses
+from .worker import has_loop
 
 logger = logging.getLogger(__name__)
 

@@ -14,7 +14,6 @@ from typing import Any
 
 import kombu
 from amqp.exceptions import AMQPError
-from celery import bootsteps
 from celery.worker import state as worker_state
 from kombu.common import Broadcast
 
@@ -201,16 +200,3 @@ def came_early(message: DeliveredMessage, eta: datetime | None, now: datetime) -
         return None
     is_safe = eta is not None and held.due - eta < timedelta(seconds=1)
     return held if held.due > now + timedelta(seconds=CLOCKS_DIFFER if is_safe else 0) else None
-
-
-class Report(bootsteps.StartStopStep):  # type: ignore[misc]
-    """Makes a worker log, once a minute at most, how many tasks it has handed on.
-
-    It needs no timer until then. With a timer that is not due for long, the event loop sleeps for up to ten seconds
-    instead of one, and notices only then that a worker in a thread is to stop.
-    """
-
-    requires = ("celery.worker.consumer.tasks:Tasks",)
-
-    def start(self, c: Any) -> None:
-        c.task_consumer.handing_on.call_after = c.timer.call_after

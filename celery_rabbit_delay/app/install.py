@@ -24,18 +24,14 @@ from ..amqp.schemes import delay_transport, delay_url
 from ..amqp.transport import uses_quorum_queues
 from ..core.errors import InvalidOption, UnsupportedConfiguration
 from ..core.options import OPTIONS, Options, options_with
+from .apps import GIVEN, SWITCH, is_installed, is_switched_off
 from .consumers import DelayedConsumer
-from .handing_on import Report
-from .loop import LimitLoop
-from .prefetch import FollowPool
 from .signals import connect
+from .worker import FollowPool, LimitLoop, Report
 
 logger = logging.getLogger(__name__)
 
 _told: WeakSet[Celery] = WeakSet()
-
-#: The environment variable that makes `install` do nothing.
-SWITCH = "CELERY_RABBIT_DELAY"
 
 
 def install(app: Celery, **options: Any) -> None:
@@ -60,7 +56,7 @@ def install(app: Celery, **options: Any) -> None:
         return
     make = app.amqp_cls
     if is_installed(app):
-        if (known := Options.parse(make.keywords["given"])) != wanted:
+        if (known := Options.parse(make.keywords[GIVEN])) != wanted:
             different = wanted.differences(known)
             raise InvalidOption(f"{app} is installed already, and this call has {different}: install it once")
         return
@@ -78,7 +74,7 @@ def install(app: Celery, **options: Any) -> None:
     connect()
     worker_init.connect(_plug_in, weak=False)
     app.steps["consumer"].update([LimitLoop, Report, FollowPool])
-    app.amqp_cls = partial(_make_amqp, base=make, given=options)  # picklable, as the app is
+    app.amqp_cls = partial(_make_amqp, base=make, **{GIVEN: options})  # picklable, as the app is
     app.control_cls = partial(_make_control, base=app.control_cls, given=options)
     if "control" in app.__dict__:
         _upgrade_control(app.control, options)
@@ -87,29 +83,9 @@ def install(app: Celery, **options: Any) -> None:
         upstream.forget_connections(app)
 
 
-def is_installed(app: Celery) -> bool:
-    """Return whether `install` was called on an app."""
-    return isinstance(app.amqp_cls, partial) and app.amqp_cls.func is _make_amqp
-
-
-def is_switched_off() -> bool:
-    """Return whether the environment says that `install` does nothing. Raises `InvalidOption`."""
-    value = os.environ.get(SWITCH, "")
-    if value.lower() not in ("", "on", "off"):
-        raise InvalidOption(f"the environment variable {SWITCH} is {value!r}: use off, or on, or leave it out")
-    return value.lower() == "off"
-
-
-def advice() -> str:
-    """Return what makes an app delay its tasks in RabbitMQ that does not."""
-    if is_switched_off():
-        return f"unset {SWITCH}, which is off"
-    return "call celery_rabbit_delay.install(app), with RabbitMQ as broker"
-
-
-def _make_amqp(app: Celery, *, base: Any, given: dict[str, Any]) -> Any:
+def _make_amqp(app: Celery, *, base: Any, delay_options_given: dict[str, Any]) -> Any:
     amqp = symbol_by_name(base)(app=app)
-    upgrade_amqp(amqp, given)
+    upgrade_amqp(amqp, delay_options_given)
     return amqp
 
 

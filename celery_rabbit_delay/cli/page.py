@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..app.install import SWITCH, is_switched_off
+from ..app.apps import SWITCH, is_switched_off
 from ..core.errors import UnsupportedConfiguration
 from .target import AppTarget
 from .web import broker_of

@@ -21,8 +21,7 @@ from ..amqp import connecting as connecting_
 from ..amqp import schemes as schemes_
 from ..amqp.destinations import QueueNames, destinations_of
 from ..amqp.replaying import Allowed
-from ..app.install import advice
-from ..app.queues import queues_of
+from ..app.apps import advice, queues_of
 from ..core.destination import Destination
 from ..core.errors import PERMISSIONS, DelayError, InvalidDelay, InvalidEntry, UnsupportedConfiguration
 from ..core.options import DRIVER_TYPE, OPTIONS, Options

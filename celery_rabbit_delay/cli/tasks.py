@@ -20,8 +20,8 @@ from ..core.errors import NotPermitted, StreamUnavailable
 from ..core.fates import Fate
 from ..core.headers import milliseconds
 from ..core.search import Word, matching, parse
-from ..core.streams import Unreadable
 from ..core.text import counted, escape, span
+from ..unreadable import Unreadable
 from .output import (
     EXIT_INTERRUPTED,
     EXIT_PROBLEMS,

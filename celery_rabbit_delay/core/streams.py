@@ -14,14 +14,12 @@ from __future__ import annotations
 import math
 import os
 import re
-import struct
-import zlib
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Mapping
-from functools import lru_cache, wraps
-from typing import Any, TypeVar
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
+from typing import Any
 
-from .errors import DelayError, InvalidOption, UnsupportedConfiguration
+from .errors import InvalidOption, UnsupportedConfiguration
 from .options import YEAR, Options
 from .plan import Ticket
 from .topology import LAYOUT, Cascade, Stream
@@ -57,30 +55,6 @@ _AMAZON_MQ = re.compile(r"[.]mq[.][a-z0-9-]+[.](amazonaws[.]|on[.]aws\b)", re.AS
 _PASSED = 5_000_000
 
 _ROOT = re.compile(rf"(.+)\.v{LAYOUT}\.([1-9][0-9]{{0,6}})ms").fullmatch
-
-F = TypeVar("F", bound=Callable[..., Any])
-
-_MALFORMED = (
-    *(struct.error, zlib.error),
-    *(ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError),
-)
-
-
-class Unreadable(DelayError):
-    """A message of a stream is malformed: any user who may publish to ingest can write it."""
-
-
-def reading(function: F) -> F:
-    """Raise `Unreadable` instead of the errors that malformed bytes cause in a function."""
-
-    @wraps(function)
-    def wrapper(*args: Any) -> Any:
-        try:
-            return function(*args)
-        except _MALFORMED as exc:
-            raise Unreadable(f"it is not what this package writes ({exc})") from exc
-
-    return wrapper  # type: ignore[return-value]
 
 
 def require_streams(hosts: Iterable[str]) -> None:

@@ -20,7 +20,7 @@ from ..core import streams
 from ..core.changes import Pause
 from ..core.fates import Fate, Fates
 from ..core.journal import Record, unpack_records
-from ..core.streams import Unreadable
+from ..unreadable import Unreadable, reading
 from .printing import SEARCHED, body_text, clean, printable
 
 #: The messages that are kept: those that are due first. When half of them are left, the journal is read again.
@@ -111,7 +111,7 @@ class Index:
         cancelled = sum(self._fates.changes.has_cancelled(id_) for id_ in told)
         return Counts(delayed, cancelled, len(self._void) - void)
 
-    @streams.reading
+    @reading
     def _add(self, record: Record, entry: StreamMessage) -> bool:
         """Add a row for a record that is about one of the queues; return whether it is one."""
         if record.number in self._rows or record.number >= NUMBERS or record.due > _LATEST:

@@ -12,12 +12,12 @@ from flask import Flask, Response, abort, render_template, request
 from ..amqp import schedule as schedule_
 from ..amqp.clocks import utc_ms
 from ..core import headers as headers_
-from ..core import streams
 from ..core.headers import Delivery
 from ..core.journal import Record
 from ..core.routing_key import MAX_LENGTH
 from ..core.search import ENTRY_FIELDS, matching, parse
 from ..core.unwrap import unwrap
+from ..unreadable import reading
 from . import forms, plot, search
 from .gauges import exposition
 from .index import Row
@@ -160,7 +160,7 @@ def _by_queue(overview: Overview, wanted: Filter, edges: list[int]) -> tuple[dic
     return colours, search.bars(rows, edges, [wanted.queue] if wanted.queue else list(colours))
 
 
-@streams.reading
+@reading
 def _details(record: Record) -> dict[str, Any]:
     """Return the contents of a record. Arguments have Celery's shortened form, which may hide secrets.
 

@@ -20,11 +20,11 @@ from celery_rabbit_delay.app.handing_on import (
     PATIENCE,
     PAUSE,
     HandingOn,
-    Report,
     came_early,
     due_of,
     has_waited,
 )
+from celery_rabbit_delay.app.worker import Report
 from celery_rabbit_delay.core.destination import Destination
 from celery_rabbit_delay.core.headers import HEADER, State
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from kombu.common import QoS
 
-from celery_rabbit_delay.app.prefetch import FollowPool
+from celery_rabbit_delay.app.worker import FollowPool
 from celery_rabbit_delay.core.options import DRIVER_TYPE
 
 
