@@ -39,8 +39,8 @@ from .core.beat import Run
 from .core.errors import DelayError, EntryConflict, InvalidEntry, InvalidOption
 from .core.options import options_with
 from .core.periodic import UNWRITTEN, State
+from .core.unreadable import Unreadable
 from .schedules import Once, definition_of, entry_of, told
-from .unreadable import Unreadable
 
 logger = logging.getLogger(__name__)
 

@@ -24,7 +24,7 @@ from ..core.headers import State, message_id
 from ..core.options import Options
 from ..core.plan import Ticket
 from ..core.topology import Stream
-from ..unreadable import Unreadable
+from ..core.unreadable import Unreadable
 from . import declare
 from .clients import PerClient
 from .follower import Follower

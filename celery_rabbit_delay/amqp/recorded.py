@@ -10,7 +10,7 @@ from typing import NamedTuple
 import kombu
 
 from ..core.fates import Fate, Fates
-from ..unreadable import Unreadable
+from ..core.unreadable import Unreadable
 from . import schedule
 from .destinations import QueueNames
 from .schedule import Soonest

@@ -30,8 +30,8 @@ from ..core.journal import Record
 from ..core.options import Options
 from ..core.plan import Now
 from ..core.text import escape
+from ..core.unreadable import Unreadable
 from ..core.unwrap import resent
-from ..unreadable import Unreadable
 from .replaying import ANYWHERE, Allowed
 from .schedule import to_message, waiting, write_changes
 

@@ -27,7 +27,7 @@ from ..core.errors import InvalidDelay
 from ..core.fates import Fate, Fates
 from ..core.journal import Record
 from ..core.text import counted, escape
-from ..unreadable import Unreadable, reading
+from ..core.unreadable import Unreadable, reading
 from .clocks import utc_ms
 from .destinations import QueueNames
 from .follower import Follower

@@ -21,7 +21,7 @@ from ..core.fates import Fate
 from ..core.headers import milliseconds
 from ..core.search import Word, matching, parse
 from ..core.text import counted, escape, span
-from ..unreadable import Unreadable
+from ..core.unreadable import Unreadable
 from .output import (
     EXIT_INTERRUPTED,
     EXIT_PROBLEMS,

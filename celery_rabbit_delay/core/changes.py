@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
 from typing import Any, NamedTuple
 
-from ..unreadable import reading
 from .errors import DelayError
 from .streams import VOID_KEPT
+from .unreadable import reading
 
 _FEW_VOIDS = 1000
 

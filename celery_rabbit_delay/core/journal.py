@@ -6,7 +6,7 @@ import struct
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from ..unreadable import reading
+from .unreadable import reading
 
 _RECORD = b"r"
 _HEAD = struct.Struct(">QQHII")  # due, number, length of id, of properties, of body

@@ -13,10 +13,10 @@ from contextlib import suppress
 from datetime import datetime
 from typing import Any, NamedTuple, TypeVar
 
-from ..unreadable import reading
 from .beat import Run
 from .destination import check_key
 from .errors import EntryConflict, InvalidDestination, InvalidEntry
+from .unreadable import reading
 
 #: The bytes of JSON of all entries beyond which there is no room for another one: RabbitMQ 4 takes 16 MiB in a message.
 MOST = 5_000_000

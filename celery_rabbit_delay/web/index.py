@@ -20,7 +20,7 @@ from ..core import streams
 from ..core.changes import Pause
 from ..core.fates import Fate, Fates
 from ..core.journal import Record, unpack_records
-from ..unreadable import Unreadable, reading
+from ..core.unreadable import Unreadable, reading
 from .printing import SEARCHED, body_text, clean, printable
 
 #: The messages that are kept: those that are due first. When half of them are left, the journal is read again.

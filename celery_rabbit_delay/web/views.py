@@ -16,8 +16,8 @@ from ..core.headers import Delivery
 from ..core.journal import Record
 from ..core.routing_key import MAX_LENGTH
 from ..core.search import ENTRY_FIELDS, matching, parse
+from ..core.unreadable import reading
 from ..core.unwrap import unwrap
-from ..unreadable import reading
 from . import forms, plot, search
 from .gauges import exposition
 from .index import Row

@@ -17,7 +17,7 @@ from celery_rabbit_delay.core import changes, journal, routing_key, streams
 from celery_rabbit_delay.core.changes import Changes, Pause
 from celery_rabbit_delay.core.journal import Record
 from celery_rabbit_delay.core.topology import Topology
-from celery_rabbit_delay.unreadable import Unreadable
+from celery_rabbit_delay.core.unreadable import Unreadable
 
 CASCADE = Options().cascade
 UUID = "7e2b6a4c-5d4e-4e0b-8d4b-0c1f6ed7f2a1"

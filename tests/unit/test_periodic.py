@@ -20,8 +20,8 @@ from celery_rabbit_delay import EntryConflict, InvalidEntry
 from celery_rabbit_delay.core import periodic
 from celery_rabbit_delay.core.beat import Run
 from celery_rabbit_delay.core.periodic import Edit, State, Written, apply, dump, load, load_edit, merge, part, without
+from celery_rabbit_delay.core.unreadable import Unreadable
 from celery_rabbit_delay.schedules import Once, check_future, definition_of, entry_of, schedule_of, text_of
-from celery_rabbit_delay.unreadable import Unreadable
 
 CODE = {"code"}
 AT = "2026-11-27T12:00:00+00:00"

@@ -22,7 +22,7 @@ from celery_rabbit_delay.amqp.schedule import Scheduled, describe
 from celery_rabbit_delay.cli.groups import standalone
 from celery_rabbit_delay.core import headers
 from celery_rabbit_delay.core.journal import Record
-from celery_rabbit_delay.unreadable import Unreadable
+from celery_rabbit_delay.core.unreadable import Unreadable
 
 DUE = datetime(2030, 1, 31, 12, tzinfo=timezone.utc)
 RECORD = Record(headers.milliseconds(DUE), 5, "my-id", b"", b"x")

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any, TypeVar
 
-from .core.errors import DelayError
+from .errors import DelayError
 
 F = TypeVar("F", bound=Callable[..., Any])
 
