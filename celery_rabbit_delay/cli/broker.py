@@ -162,12 +162,14 @@ def teardown(target: Target, delete_messages: bool, with_beat: bool, management_
     The queue of `celery beat -S rabbit-delay` is no part of the cascade: it is named, and --beat deletes it, with
     --management-url those of all apps with the prefix.
     """
+    from ..operate.beat import beat_queues, delete_beat_queues
+
     with target.connected() as connection:
         management = management_of(management_url, connection)
         deleted = operate.teardown(connection, target.destinations(), management, delete_messages)
-        beats = operate.beat_queues(connection, target.beat_queue(), management.snapshot() if management else None)
+        beats = beat_queues(connection, target.beat_queue(), management.snapshot() if management else None)
         if with_beat:
-            operate.delete_beat_queues(connection, beats)
+            delete_beat_queues(connection, beats)
     for name in beats:
         done = "is deleted" if with_beat else "stays, --beat deletes it"
         click.echo(escape(f"the queue {name!r} with the last runs and written entries of beat {done}"))

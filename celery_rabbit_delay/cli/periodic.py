@@ -11,7 +11,7 @@ import click
 
 from ..core.periodic import SENT_WITH, parse_fields
 from ..core.text import escape
-from ..operate import PeriodicTask
+from ..operate.beat import PeriodicTask
 from .output import fit, format_time, is_terminal, utc_option
 from .parameters import check_names, json_option
 from .target import Target, handle_errors, pass_target

@@ -6,24 +6,24 @@ import json
 import time
 from collections.abc import Iterable, Iterator
 from datetime import datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 import kombu
 
 from .. import operate
-from ..amqp import recorded as recorded_
-from ..amqp import schedule as schedule_
 from ..amqp.destinations import QueueNames
-from ..amqp.recorded import Recorded
-from ..core import streams
-from ..core.changes import Pause
 from ..core.errors import NotPermitted, StreamUnavailable
 from ..core.text import escape, span
-from ..operate import BeatStatus, HeldUp, Status
+from ..operate import HeldUp, Status
 from .output import EXIT_PROBLEMS, fit, format_time, is_terminal, pad, tell, utc_option
 from .parameters import management_option, other_queues_option
 from .target import Target, pass_target, snapshot_of
+
+if TYPE_CHECKING:
+    from ..amqp.recorded import Recorded
+    from ..core.changes import Pause
+    from ..operate.beat import BeatStatus
 
 #: The next runs of a beat that are shown.
 _RUNS = 20
@@ -83,8 +83,10 @@ def _recorded(names: QueueNames, connection: kombu.Connection, found: Status) ->
     """Return what the journal says, if messages wait and there is one; if this user may not read it, say why not."""
     if not (found.waiting or found.is_partial) or not connection.transport.delay_options.schedule:
         return None
+    from ..amqp.recorded import recorded
+
     try:
-        return recorded_.recorded(connection, names)
+        return recorded(connection, names)
     except (NotPermitted, StreamUnavailable) as exc:
         click.echo(escape(f"the journal cannot be read: {exc}"), err=True)
         return None
@@ -92,11 +94,12 @@ def _recorded(names: QueueNames, connection: kombu.Connection, found: Status) ->
 
 def _paused(names: QueueNames, connection: kombu.Connection, found: Status) -> list[Pause]:
     """Return the paused queues; if this user may not read them, say why not."""
-    stream = streams.changes(connection.transport.delay_options.cascade)
-    if stream.name not in (one.queue for one in found.streams):
+    if not any(one.queue.endswith(".changes") for one in found.streams):
         return []
+    from ..amqp.schedule import paused
+
     try:
-        return schedule_.paused(connection, names)
+        return paused(connection, names)
     except (NotPermitted, StreamUnavailable) as exc:
         click.echo(escape(f"which queues are paused is unknown: {exc}"), err=True)
         return []

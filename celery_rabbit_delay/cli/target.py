@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import wraps
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 from urllib.parse import unquote_to_bytes, urlsplit
 
 import click
@@ -27,8 +27,11 @@ from ..core.errors import PERMISSIONS, DelayError, InvalidDelay, InvalidEntry, U
 from ..core.options import DRIVER_TYPE, OPTIONS, Options
 from ..core.routing_key import MAX_LENGTH
 from ..core.text import escape
-from ..operate import BeatStatus, Management, Snapshot
+from ..operate import Management, Snapshot
 from .output import is_of_output
+
+if TYPE_CHECKING:
+    from ..operate.beat import BeatStatus
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -146,7 +149,9 @@ class AppTarget(Target):
         return queues_of(self.app)
 
     def beat(self, connection: kombu.Connection) -> BeatStatus | None:
-        return operate.beat_status(connection, self.beat_queue())
+        from ..operate.beat import beat_status
+
+        return beat_status(connection, self.beat_queue())
 
     def beat_queue(self) -> str:
         from ..beat import queue_of  # imports Celery's beat

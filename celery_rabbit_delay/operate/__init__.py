@@ -5,7 +5,6 @@ Every function takes a `kombu.Connection` with our transport, whose options sele
 
 # ruff: noqa: F401  they are used by others
 
-from .beat import BeatStatus, PeriodicTask, beat_queues, beat_status, delete_beat_queues
 from .cascades import cascades, is_by_time, outbox_names, require
 from .export import export
 from .held_up import HeldUp, held_up

@@ -15,7 +15,7 @@ from ..core import headers as headers_
 from ..core.due import due_at, eta_in_utc
 from ..core.errors import InvalidDelay
 from ..core.periodic import SENT_WITH, parse_fields
-from ..operate import PeriodicTask
+from ..operate.beat import PeriodicTask
 from .index import NUMBERS
 from .search import Filter
 

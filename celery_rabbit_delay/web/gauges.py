@@ -11,7 +11,8 @@ from prometheus_client.core import CounterMetricFamily as Counter
 from prometheus_client.core import GaugeMetricFamily as Gauge
 from prometheus_client.registry import Collector
 
-from ..operate import BeatStatus, Status
+from ..operate import Status
+from ..operate.beat import BeatStatus
 from .overview import Overview
 from .printing import clean
 

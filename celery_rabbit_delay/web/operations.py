@@ -26,7 +26,8 @@ from ..core import journal, streams
 from ..core.destination import Destination
 from ..core.errors import DelayError, NotWaiting
 from ..core.journal import Record
-from ..operate import BeatStatus, Finding, Orphan, Snapshot, Status
+from ..operate import Finding, Orphan, Snapshot, Status
+from ..operate.beat import BeatStatus
 from .index import Row
 from .indexer import Indexer
 from .printing import printable, reason

@@ -9,7 +9,8 @@ from collections.abc import Callable, Hashable, Mapping
 from typing import Any, NamedTuple, TypeVar
 
 from ..amqp.clocks import utc_ms
-from ..operate import BeatStatus, Status
+from ..operate import Status
+from ..operate.beat import BeatStatus
 from . import search
 from .index import Row
 from .operations import Operations, or_reason

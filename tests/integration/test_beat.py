@@ -24,7 +24,7 @@ from celery_rabbit_delay.amqp.connecting import ensure_connection
 from celery_rabbit_delay.amqp.lock import Lock
 from celery_rabbit_delay.core.beat import Run
 from celery_rabbit_delay.core.periodic import Edit, State, dump
-from celery_rabbit_delay.operate import BeatStatus, beat_status
+from celery_rabbit_delay.operate.beat import BeatStatus, beat_status
 from tests.kit.broker import Vhost
 from tests.kit.commands import celery, management, run
 from tests.kit.commands import documented_permissions as documented

@@ -18,7 +18,7 @@ from celery_rabbit_delay import DelayError, EntryConflict, InvalidEntry, beat, p
 from celery_rabbit_delay.amqp.lock import REPLY_TO, Lock
 from celery_rabbit_delay.core import periodic as periodic_core
 from celery_rabbit_delay.core.periodic import Edit, State, Written
-from celery_rabbit_delay.operate import PeriodicTask
+from celery_rabbit_delay.operate.beat import PeriodicTask
 from celery_rabbit_delay.schedules import definition_of
 from tests.kit.broker import Vhost
 from tests.kit.commands import documented_permissions as documented

@@ -31,8 +31,8 @@ from celery_rabbit_delay.amqp.schedule import Scheduled
 from celery_rabbit_delay.cli import groups, output, status, target, tasks
 from celery_rabbit_delay.cli.output import until_interrupted
 from celery_rabbit_delay.cli.target import handle_errors
-from celery_rabbit_delay.operate import BeatStatus, Orphan, Status
-from celery_rabbit_delay.operate.beat import PeriodicTask
+from celery_rabbit_delay.operate import Orphan, Status
+from celery_rabbit_delay.operate.beat import BeatStatus, PeriodicTask
 from celery_rabbit_delay.operate.status import LevelStatus
 from tests.kit.commands import PROGRAM, closed_pipe
 

@@ -29,7 +29,8 @@ from celery_rabbit_delay.core import changes, headers, journal
 from celery_rabbit_delay.core.errors import EntryConflict, InvalidDelay, TooLate, UnsupportedConfiguration
 from celery_rabbit_delay.core.fates import Fate
 from celery_rabbit_delay.core.journal import Record
-from celery_rabbit_delay.operate import BeatStatus, HeldUp, PeriodicTask
+from celery_rabbit_delay.operate import HeldUp
+from celery_rabbit_delay.operate.beat import BeatStatus, PeriodicTask
 from celery_rabbit_delay.operate.status import LevelStatus, OutboxStatus, Status
 from celery_rabbit_delay.web import search
 from celery_rabbit_delay.web.gauges import exposition
