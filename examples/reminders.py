@@ -13,7 +13,7 @@ from celery import Celery
 import celery_rabbit_delay
 
 app = Celery("reminders", broker="amqp://guest:guest@localhost//")
-celery_rabbit_delay.install(app)
+celery_rabbit_delay.install(app, schedule=True)
 
 #: In place of a database: the start of each appointment, and the id of its reminder task.
 appointments: dict[str, tuple[datetime, str]] = {}

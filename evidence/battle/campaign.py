@@ -41,7 +41,10 @@ from .scenarios import AGAIN, Stage, crash, heal, leave_evidence, staged
 from .verdict import Run, Verdict
 
 #: Options of the two apps that send.
-APPS: list[dict[str, Any]] = [{"journal": 0}, {"journal": 0, "outboxes": [7, 11, 40], "slack": 0.01}]
+APPS: list[dict[str, Any]] = [
+    {"schedule": True, "journal": 0},
+    {"schedule": True, "journal": 0, "outboxes": [7, 11, 40], "slack": 0.01},
+]
 
 #: Each app has a publisher that waits for the confirm of each task, and one that sends most tasks, in batches.
 SHARES = {"all kinds": 0.05, "all kinds in batches": 0.95}

@@ -71,7 +71,7 @@ class Program:
         self.app = self._app(Celery)
         self.other = self._app(Celery)  # sends without the package
         if self.ours:
-            celery_rabbit_delay.install(self.app, journal=2)
+            celery_rabbit_delay.install(self.app, schedule=True, journal=2)
         self.schedule = celery_rabbit_delay
         self.task = self.app.task(name="t", bind=True, shared=False, max_retries=None)(nothing)
         self.handed_on = Queue("handed-on")

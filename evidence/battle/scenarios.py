@@ -335,9 +335,11 @@ SCENARIOS: dict[str, Scenario] = {
     "workers killed": Scenario(worker_killed),
     "publishers killed": Scenario(publisher_killed),
     "connections cut": Scenario(connection_cut),
-    "tasks cancelled": Scenario(cancelling, 20, options={"journal": 0}),
-    "tasks cancelled, three nodes": Scenario(cancelling, 30, nodes=3, options={"journal": 0}),
-    "tasks cancelled, nodes partitioned": Scenario(cancelling_apart, 55, nodes=3, options={"journal": 0}),
+    "tasks cancelled": Scenario(cancelling, 20, options={"schedule": True, "journal": 0}),
+    "tasks cancelled, three nodes": Scenario(cancelling, 30, nodes=3, options={"schedule": True, "journal": 0}),
+    "tasks cancelled, nodes partitioned": Scenario(
+        cancelling_apart, 55, nodes=3, options={"schedule": True, "journal": 0}
+    ),
     "memory and disk alarms": Scenario(alarm, 20),
     "levels full": Scenario(level_full),
     "queue deleted": Scenario(queue_deleted, 0),

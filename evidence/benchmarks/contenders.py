@@ -86,7 +86,7 @@ class Ours(Contender):
     scheme = "rabbit-delay"
 
     def transport_options(self, confirm: bool, options: dict[str, Any]) -> dict[str, Any]:
-        return {"rabbit_delay": {"journal": None, **options}}
+        return {"rabbit_delay": options}
 
     def prepare(self) -> None:
         self.publish(0.001, body="warm-up")
@@ -148,7 +148,7 @@ class OursHurried(Ours):
     """Ours, with levels and outboxes of a second at most."""
 
     def transport_options(self, confirm: bool, options: dict[str, Any]) -> dict[str, Any]:
-        return {"rabbit_delay": HurriedOptions(journal=None)}
+        return {"rabbit_delay": HurriedOptions()}
 
 
 class Native(Contender):

@@ -147,7 +147,7 @@ def make_app(url: str, options: dict[str, Any] | None, native: bool = False) -> 
         app.conf.update(task_queues=[queue], task_default_exchange=QUEUE, task_default_exchange_type="topic")
         app.conf.task_default_routing_key = QUEUE
     if options is not None:
-        celery_rabbit_delay.install(app, **{"journal": None, **options})  # rows of the journal set it
+        celery_rabbit_delay.install(app, **options)
     return app
 
 

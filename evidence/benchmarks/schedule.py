@@ -33,7 +33,7 @@ def journal_broker_cpu(node: Node, scale: float, repeats: int, log: Log) -> dict
     """Measure the broker's CPU microseconds for a task, from the first publish until the last is delivered."""
     found = {}
     with vhost(node) as one, vhost(node) as two:
-        contenders = {"without": Ours(one, confirm=True), "with": Ours(two, confirm=True, journal=0)}
+        contenders = {"without": Ours(one, confirm=True), "with": Ours(two, confirm=True, schedule=True, journal=0)}
 
         def turn(name: str, batched: bool) -> float:
             amount = int((4000 if batched else 400) * scale)
@@ -58,7 +58,7 @@ def journal_broker_cpu(node: Node, scale: float, repeats: int, log: Log) -> dict
 def journal_client_cpu(node: Node, scale: float, repeats: int, log: Log) -> dict[str, Any]:
     """Measure the publisher's CPU microseconds for each `apply_async`, in turns of 10, or of a batch of 100."""
     found = {}
-    with vhost(node) as url, running_app(url, {"journal": None}) as off, running_app(url, {"journal": 60}) as on:
+    with vhost(node) as url, running_app(url, {}) as off, running_app(url, {"schedule": True}) as on:
         tasks = {
             name: app.task(name="bench.nothing", shared=False)(nothing)
             for name, app in (("without", off), ("with", on))
@@ -82,7 +82,7 @@ def journal_client_cpu(node: Node, scale: float, repeats: int, log: Log) -> dict
 def schedule_list(node: Node, scale: float, repeats: int, log: Log) -> dict[str, Any]:
     """Measure seconds and bytes of `celery-rabbit-delay list` for 100,000 tasks sent one by one, and for a million."""
     found: dict[str, dict[str, float]] = {}
-    with vhost(node) as url, running_app(url, {"journal": 60}) as app:
+    with vhost(node) as url, running_app(url, {"schedule": True}) as app:
         app.send_task("bench.nothing", (1,), countdown=7200)
         for name, amount in (("100,000", int(100_000 * scale)), ("1,000,000", int(1_000_000 * scale))):
             _record(app, amount - max((int(one["records"]) for one in found.values()), default=1))

@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry, Histogram, multiprocess, start_
 import celery_rabbit_delay
 
 app = Celery("shop", broker=os.environ.get("CELERY_BROKER_URL", "amqp://guest:guest@localhost//"))
-celery_rabbit_delay.install(app, journal=1)
+celery_rabbit_delay.install(app, schedule=True, journal=1)
 
 lateness = Histogram(
     "task_lateness_seconds",

@@ -10,7 +10,7 @@ from celery import Celery
 import celery_rabbit_delay
 
 app = Celery("shop", broker="amqp://guest:guest@localhost//")
-celery_rabbit_delay.install(app, journal=1)
+celery_rabbit_delay.install(app, schedule=True, journal=1)
 
 asked: queue.Queue[int] = queue.Queue()
 

@@ -450,7 +450,7 @@ def test_the_page_fits_a_phone_and_a_dark_screen_and_draws_the_picture_of_the_do
     make_shop: MakeShop, chrome: Any, tmp_path: Path
 ) -> None:
     """`make screenshot` names the file; otherwise they are left with the other files of the test."""
-    shop = make_shop({"journal": 60})
+    shop = make_shop({"schedule": True})
     fill(shop, 1500, 65)
     target = Path(os.environ.get("SCREENSHOT") or tmp_path / "web.png")
     with looking(chrome, tmp_path, **shop.environment) as site:

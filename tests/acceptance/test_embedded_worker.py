@@ -26,7 +26,7 @@ def celery_config():
 
 @pytest.fixture
 def installed(celery_app):
-    celery_rabbit_delay.install(celery_app, tick=0.01, max_delay=120)
+    celery_rabbit_delay.install(celery_app, tick=0.01, max_delay=120, schedule=True)
 
 def timers_of(worker):
     return sorted(str(entry.entry.fun) for entry in worker.consumer.timer.queue)

@@ -186,11 +186,11 @@ def test_only_a_queue_of_the_app_that_keeps_its_messages_is_paused(make_shop: Ma
     fleeting = make_shop(queues="auto-delete")
     with pytest.raises(InvalidDestination, match="auto_delete"):
         celery_rabbit_delay.pause(fleeting.app, "mail")
-    without = make_shop({**QUICK, "streams": False}, queues="classic")
+    without = make_shop({**QUICK, "schedule": False}, queues="classic")
     for call in (celery_rabbit_delay.pause, celery_rabbit_delay.resume):
-        with pytest.raises(UnsupportedConfiguration, match="streams"):
+        with pytest.raises(UnsupportedConfiguration, match="add schedule=True"):
             call(without.app, "mail")
-    with pytest.raises(UnsupportedConfiguration, match="streams"):
+    with pytest.raises(UnsupportedConfiguration, match="add schedule=True"):
         celery_rabbit_delay.paused(without.app)
 
 

@@ -45,9 +45,12 @@ def test_a_task_runs_when_it_was_moved_to_and_only_then(make_shop: MakeShop) -> 
 
 
 def test_with_the_default_options_what_waits_is_seen_found_moved_and_cancelled(make_shop: MakeShop) -> None:
-    shop = make_shop({}, task_routes={NOTE: {"queue": "mail"}})
+    shop = make_shop({"schedule": True}, task_routes={NOTE: {"queue": "mail"}})
     worker = shop.worker("-Q", "celery,mail")
-    assert "prefix celery-rabbit-delay, tick 0.125 s, at most 365 days, recorded from 60 s" in worker.output()
+    assert (
+        "prefix celery-rabbit-delay, tick 0.125 s, at most 365 days, with the schedule, recorded from 60 s"
+        in worker.output()
+    )
     moved, cancelled = (shop.send("note", name, countdown=3600) for name in ("moved", "cancelled"))
 
     listed = shop.delay("list").out

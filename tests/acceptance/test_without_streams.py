@@ -1,4 +1,4 @@
-"""A stream is created only once it is needed; without streams, tasks are delayed, and what needs one says so."""
+"""Without the schedule, no stream is made, and what needs it says so; with it, a stream is made once it is needed."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ def test_a_publisher_needs_no_stream_and_a_worker_the_one_of_changes_alone(make_
     assert not shop.runs("cancelled")
 
 
-def test_an_app_that_does_without_streams_creates_none_and_what_needs_one_says_so(
+def test_an_app_without_the_schedule_creates_no_stream_and_what_needs_it_says_what_to_add(
     make_shop: MakeShop, caplog: pytest.LogCaptureFixture
 ) -> None:
-    shop = make_shop({**QUICK, "streams": False, "journal": 0})
+    shop = make_shop({**QUICK, "schedule": False})
     worker = shop.worker()
-    assert "without streams: none can be listed, cancelled or moved" in worker.output()
+    assert "at most 0.00138889 days, without the schedule" in worker.output()
     shop.send("note", "delayed", countdown=0.5)
     shop.wait_for(1, "delayed")
     waiting = shop.send("note", "waits", countdown=60)
@@ -54,23 +54,24 @@ def test_an_app_that_does_without_streams_creates_none_and_what_needs_one_says_s
         lambda: celery_rabbit_delay.reschedule(shop.app, waiting, countdown=1),
     ]
     for need in needs:
-        with pytest.raises(UnsupportedConfiguration, match="streams=False"):
+        with pytest.raises(UnsupportedConfiguration, match=r"add schedule=True to install\(app\)"):
             need()
     revoked = shop.send("note", "revoked", countdown=15)
-    shop.app.control.revoke(revoked)
-    assert "only the running workers know of it: this needs streams" in caplog.text
+    for _ in range(2):
+        shop.app.control.revoke(revoked)
+    assert caplog.text.count("a task that waits in RabbitMQ runs if all of them restart before it is due") == 1
     wait_until(lambda: worker.has_discarded(revoked), "Celery discards it")
 
     for command in (["list"], ["cancel", waiting], ["run-now", waiting]):
         refused = shop.delay(*command)
-        assert (refused.code, "streams=False" in refused.err) == (1, True), refused.text
+        assert (refused.code, "add schedule=True" in refused.err) == (1, True), refused.text
     for command in (["status"], ["setup"], ["plan"], ["verify"], ["orphans", "list"]):
         worked = shop.delay(*command)
         assert worked.code == 0, worked.text
         assert ".changes" not in worked.text
     queues = json.loads(shop.delay("export").out)["queues"]
     assert not [queue["name"] for queue in queues if queue["arguments"]["x-queue-type"] == "stream"]
-    assert run(shop.vhost.url("amqp"), "--no-streams", "--queue", "celery", "setup").code == 0
+    assert run(shop.vhost.url("amqp"), "--no-schedule", "--queue", "celery", "setup").code == 0
     assert "celery_rabbit_delay_orphans 0.0" in shop.delay("metrics").out
     assert {run_["name"] for run_ in shop.runs()} == {"delayed"}
     assert streams_of(shop.vhost) == []
@@ -98,4 +99,4 @@ def test_tasks_are_delayed_and_a_warning_says_what_does_not_work(
         assert "Delayed messages are sent without being recorded" in caplog.text
         refused = run(vhost.url("amqp"), "--queue", "celery", "setup")
         assert refused.code == 1
-        assert "If it has no streams, set the option streams=False" in refused.err
+        assert "If it has no streams, leave schedule=True out" in refused.err

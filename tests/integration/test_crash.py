@@ -59,7 +59,7 @@ def test_the_first_message_survives_a_kill_right_after_its_queue_was_created(is_
         vhost.declare("q")
 
         def publish(seconds: int) -> None:
-            options = {"rabbit_delay": {"journal": None}}
+            options = {"rabbit_delay": {}}
             with kombu.Connection(vhost.url(), transport_options=options) as connection:
                 message = {"routing_key": "q", "headers": {"x-delay": seconds * 1000}}
                 connection.Producer().publish(seconds, **message)
@@ -81,7 +81,7 @@ def test_what_is_sent_where_another_has_just_created_an_outbox_survives_a_kill()
     with own_node() as vhost:
         node = vhost.broker.node
         vhost.declare("q")
-        options = {"rabbit_delay": {"journal": None}}
+        options = {"rabbit_delay": {}}
 
         def publish(connection: kombu.Connection, seconds: int) -> None:
             connection.Producer().publish(seconds, routing_key="q", headers={"x-delay": seconds * 1000})

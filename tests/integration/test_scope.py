@@ -59,7 +59,7 @@ def delay_of(vhost: Vhost, directory: Path) -> Callable[..., Result]:
             f"events = Queue('{name}.events', Exchange('events', 'topic'), '{name}.#')\n"
             f"app.conf.task_queues = [Queue({name!r}), events]\n"
             f"app.conf.task_routes = {{'{name}.report': {{'queue': '{name}.reports'}}}}\n"
-            "celery_rabbit_delay.install(app, tick=0.01, max_delay=120, journal=0)\n"
+            "celery_rabbit_delay.install(app, tick=0.01, max_delay=120, schedule=True, journal=0)\n"
         )
     return lambda app, *words: celery("-A", app, "delay", *words, directory=directory)
 

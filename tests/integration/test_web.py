@@ -561,9 +561,9 @@ def test_every_metric_is_documented_and_there(vhost: Vhost) -> None:
 
 def test_the_page_of_an_app_without_streams_says_so_and_shows_the_rest(vhost: Vhost, serve: Serve) -> None:
     vhost.declare("q")
-    with vhost.connection(streams=False) as connection:
+    with vhost.connection(schedule=False) as connection:
         publish(connection, 60)
-    site = serve(options=("--no-streams", "--queue", "q"))
+    site = serve(options=("--no-schedule", "--queue", "q"))
     shows(site, "this app does without streams", "Waiting on the broker: 1.")
     shows(site, "live", path="/health")
     assert "has stopped" not in site.ask("/health").text

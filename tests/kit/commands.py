@@ -17,7 +17,7 @@ from tests.kit.broker import QUICK, Vhost, lead
 from tests.kit.wait import wait_until
 
 CASCADE = Options(**QUICK).cascade
-QUICKLY = ("--tick", str(QUICK["tick"]), "--max-delay", str(QUICK["max_delay"]))
+QUICKLY = ("--tick", str(QUICK["tick"]), "--max-delay", str(QUICK["max_delay"]), "--schedule")
 
 PROGRAM = Path(sys.executable).with_name("celery-rabbit-delay")
 
