@@ -13,9 +13,7 @@ import celery_rabbit_delay
 QUIET = 10  # seconds without a save, after which a document is indexed
 
 app = Celery("debounce", broker="amqp://guest:guest@localhost//")
-celery_rabbit_delay.install(
-    app, schedule=True, journal=QUIET
-)  # tasks with this delay are recorded, so that they can be moved
+celery_rabbit_delay.install(app, schedule=True, journal=QUIET)  # records tasks with this delay
 
 
 @app.task(name="index")

@@ -55,8 +55,8 @@ class Target(ABC):
     """The cascade that a command is for."""
 
     @abstractmethod
-    def connection(self) -> kombu.Connection:
-        """Return a connection with the options of the cascade, which is not connected yet."""
+    def connection(self, recorded: bool = False) -> kombu.Connection:
+        """Return a connection with the options of the cascade, which is not connected yet; for records, if so."""
 
     def delay_options(self) -> Options:
         """Return the options of the cascade."""
@@ -97,7 +97,7 @@ class Target(ABC):
 
         Shows errors without a traceback.
         """
-        with handle_errors(), connecting_.connected(self.connection()) as connection:
+        with handle_errors(), connecting_.connected(self.connection(recorded)) as connection:
             if exists or recorded:
                 operate.require(connection, recorded)
             yield connection
@@ -111,8 +111,10 @@ class BrokerTarget(Target):
         self.options = options
         self.queue_names = queues
 
-    def connection(self) -> kombu.Connection:
-        return connection_to(self.url, {OPTIONS: self.delay_options().to_dict()})
+    def connection(self, recorded: bool = False) -> kombu.Connection:
+        """As said. Who asks for records wants the schedule, without --schedule, too."""
+        given = {"schedule": True, **self.options} if recorded else self.options
+        return connection_to(self.url, {OPTIONS: Options.parse(given).to_dict()})
 
     def delay_options(self) -> Options:
         return Options.parse(self.options)
@@ -131,7 +133,7 @@ class AppTarget(Target):
     def __init__(self, app: Any) -> None:
         self.app = app
 
-    def connection(self) -> kombu.Connection:
+    def connection(self, recorded: bool = False) -> kombu.Connection:
         urls = self.app.conf.broker_write_url or ""
         several = urls if isinstance(urls, (list, tuple)) else str(urls).split(";")
         with _reading([url for url in several if "://" in url]):  # Kombu knows others as well

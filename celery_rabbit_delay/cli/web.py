@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING
 
 import click
@@ -88,12 +89,13 @@ def broker_of(target: Target, management_url: str | None, any_queue: bool = Fals
     """Return what the page and the metrics know of the broker."""
     from ..web.operations import Broker
 
-    with target.connection() as connection:
+    connect = partial(target.connection, recorded=True)
+    with connect() as connection:
         place = f"{connection.hostname}:{connection.port}/{(connection.virtual_host or '').lstrip('/')}"
         name = f"{place} {connection.transport.delay_options.cascade.root}"
     return Broker(
         name,
-        target.connection,
+        connect,
         target.names(any_queue),
         target.destinations(),
         lambda connection: snapshot_of(management_url, connection),

@@ -328,6 +328,9 @@ class Scenario(NamedTuple):
     patience: float = math.inf  # seconds that a task may be late, where nothing concerns it
 
 
+#: The options of an app whose tasks are cancelled.
+RECORDING = {"schedule": True, "journal": 0}
+
 SCENARIOS: dict[str, Scenario] = {
     "everything": Scenario(everything, 18),
     "broker killed": Scenario(broker_killed),
@@ -335,11 +338,9 @@ SCENARIOS: dict[str, Scenario] = {
     "workers killed": Scenario(worker_killed),
     "publishers killed": Scenario(publisher_killed),
     "connections cut": Scenario(connection_cut),
-    "tasks cancelled": Scenario(cancelling, 20, options={"schedule": True, "journal": 0}),
-    "tasks cancelled, three nodes": Scenario(cancelling, 30, nodes=3, options={"schedule": True, "journal": 0}),
-    "tasks cancelled, nodes partitioned": Scenario(
-        cancelling_apart, 55, nodes=3, options={"schedule": True, "journal": 0}
-    ),
+    "tasks cancelled": Scenario(cancelling, 20, options=RECORDING),
+    "tasks cancelled, three nodes": Scenario(cancelling, 30, nodes=3, options=RECORDING),
+    "tasks cancelled, nodes partitioned": Scenario(cancelling_apart, 55, nodes=3, options=RECORDING),
     "memory and disk alarms": Scenario(alarm, 20),
     "levels full": Scenario(level_full),
     "queue deleted": Scenario(queue_deleted, 0),

@@ -476,7 +476,8 @@ def test_an_app_that_creates_nothing_gets_its_outboxes_from_setup_and_others_fro
         (tmp_path / "shop.py").write_text(
             "import celery, celery_rabbit_delay\n"
             f"app = celery.Celery('shop', broker={vhost.url('amqp')!r})\n"
-            f"celery_rabbit_delay.install(app, tick=0.01, max_delay=120, schedule=True, outboxes={delays}, declare={declared!r})\n"
+            "celery_rabbit_delay.install(app, tick=0.01, max_delay=120, schedule=True,"
+            f" outboxes={delays}, declare={declared!r})\n"
         )
         done = celery("-A", "shop", "delay", "setup", directory=tmp_path)
         assert done.code == 0, done.err

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from datetime import datetime, timedelta, timezone
+from typing import Any
 
 import kombu
 import pytest
@@ -59,7 +60,7 @@ def test_the_first_message_survives_a_kill_right_after_its_queue_was_created(is_
         vhost.declare("q")
 
         def publish(seconds: int) -> None:
-            options = {"rabbit_delay": {}}
+            options: dict[str, Any] = {"rabbit_delay": {}}
             with kombu.Connection(vhost.url(), transport_options=options) as connection:
                 message = {"routing_key": "q", "headers": {"x-delay": seconds * 1000}}
                 connection.Producer().publish(seconds, **message)
@@ -81,7 +82,7 @@ def test_what_is_sent_where_another_has_just_created_an_outbox_survives_a_kill()
     with own_node() as vhost:
         node = vhost.broker.node
         vhost.declare("q")
-        options = {"rabbit_delay": {}}
+        options: dict[str, Any] = {"rabbit_delay": {}}
 
         def publish(connection: kombu.Connection, seconds: int) -> None:
             connection.Producer().publish(seconds, routing_key="q", headers={"x-delay": seconds * 1000})

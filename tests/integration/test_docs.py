@@ -115,8 +115,8 @@ def test_the_commands_of_the_pages_that_a_team_asks_for_work(vhost: Vhost) -> No
 
 def test_one_person_is_erased_as_the_page_says_and_all_others_still_wait(vhost: Vhost) -> None:
     before, after = (Celery(broker=vhost.url("amqp"), set_as_current=False) for _ in range(2))
-    celery_rabbit_delay.install(before)
-    celery_rabbit_delay.install(after, prefix="celery-rabbit-delay.2")
+    celery_rabbit_delay.install(before, schedule=True)
+    celery_rabbit_delay.install(after, prefix="celery-rabbit-delay.2", schedule=True)
     try:
         after.send_task("remind", ("customer 7",), countdown=3000)
         # 3,600 s is a round delay, in an outbox
