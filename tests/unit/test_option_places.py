@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import json
 import re
 from dataclasses import fields
 from pathlib import Path
@@ -55,13 +54,6 @@ def test_an_option_is_checked_and_its_error_names_it(name: str) -> None:
     assert getattr(Options.parse({name: other}), name) == other != getattr(Options(), name)
     with pytest.raises(InvalidOption, match=rf"^{name}={re.escape(repr(bad))}: .*use "):
         Options.parse({name: bad})
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_an_option_survives_being_written_as_json(name: str) -> None:
-    written = json.loads(json.dumps(Options(**{name: VALUES[name][0]}).to_dict()))
-    assert written[name] == VALUES[name][0]
-    assert Options.parse(written).to_dict() == written
 
 
 #: Options that commands heed beside them.

@@ -18,7 +18,6 @@ from kombu.utils import functional
 import celery_rabbit_delay
 from celery_rabbit_delay import upstream
 from celery_rabbit_delay.amqp import connecting as connecting_
-from celery_rabbit_delay.amqp import reschedule as reschedule_
 from celery_rabbit_delay.amqp import schedule as schedule_
 from celery_rabbit_delay.amqp.clocks import utc_ms
 from celery_rabbit_delay.amqp.destinations import QueueNames
@@ -26,18 +25,17 @@ from celery_rabbit_delay.amqp.schedule import About, Found, Scheduled
 from celery_rabbit_delay.amqp.stream_consumer import StreamMessage
 from celery_rabbit_delay.cli.target import BrokerTarget
 from celery_rabbit_delay.core import changes, headers, journal
-from celery_rabbit_delay.core.errors import EntryConflict, InvalidDelay, TooLate, UnsupportedConfiguration
+from celery_rabbit_delay.core.errors import EntryConflict, InvalidDelay
 from celery_rabbit_delay.core.fates import Fate
 from celery_rabbit_delay.core.journal import Record
 from celery_rabbit_delay.operate import BeatStatus, HeldUp, PeriodicTask
 from celery_rabbit_delay.operate.status import LevelStatus, OutboxStatus, Status
 from celery_rabbit_delay.web import search
 from celery_rabbit_delay.web.gauges import exposition
-from celery_rabbit_delay.web.index import Counts, Index, Row
+from celery_rabbit_delay.web.index import Counts, Index
 from celery_rabbit_delay.web.indexer import Indexer, Progress
 from celery_rabbit_delay.web.operations import Broker, Done, Operations
 from celery_rabbit_delay.web.overview import Overview, Summary
-from celery_rabbit_delay.web.serve import check
 from celery_rabbit_delay.web.setting import Setting, check_links
 from celery_rabbit_delay.web.site import create
 from tests.kit.wait import wait_until
@@ -211,17 +209,6 @@ def test_a_record_that_somebody_made_up_is_said_to_be_one(
     assert "it is not what this package writes" in text(answer)
 
 
-@pytest.mark.parametrize("path", ["/health", "/orphans", "/task/5"])
-def test_an_error_without_a_text_is_named(client: Any, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def connected(operations: Operations) -> Any:
-        raise TimeoutError
-
-    monkeypatch.setattr(Operations, "_connected", connected)
-    answer = client.get(path)
-    assert answer.status_code == 200
-    assert "TimeoutError" in text(answer)
-
-
 @pytest.mark.parametrize("back", ["//evil.example", "https://evil.example", "/\\evil.example", "", "/\x07"])
 def test_a_form_never_redirects_to_another_site(client: Any, back: str) -> None:
     with client.session_transaction() as session:
@@ -250,28 +237,11 @@ def test_every_page_has_the_policy_and_no_style_or_script_of_its_own(client: Any
         answer.close()
 
 
-def test_nobody_serves_others_without_a_password() -> None:
-    check(Setting("127.0.0.1"))
-    check(Setting("0.0.0.0", password="sesame"))
-    with pytest.raises(UnsupportedConfiguration, match="CELERY_RABBIT_DELAY_WEB_PASSWORD"):
-        check(Setting("0.0.0.0"))
-
-
 @pytest.mark.parametrize("authorization", ["Basic bWU6dGhlaXJz", "Basic \xa7", "Bearer theirs"])
 def test_a_page_without_a_password_takes_no_notice_of_what_a_proxy_in_front_asks_for(
     client: Any, authorization: str
 ) -> None:
     assert client.get("/metrics", headers={"Authorization": authorization}).status_code == 200
-
-
-@pytest.mark.parametrize(
-    ("authorization", "status"),
-    [("Basic bWU6c2VzYW1l", 200), ("Basic bWU6d3Jvbmc=", 401), ("Basic \xa7", 401), ("Basic x", 401), ("", 401)],
-)
-def test_metrics_need_the_password_of_the_page(authorization: str, status: int) -> None:
-    broker = Broker("here", away, QueueNames(), [], lambda connection: None)
-    site = create(Setting(password="sesame"), broker, Indexer(away, QueueNames()))
-    assert site.test_client().get("/metrics", headers={"Authorization": authorization}).status_code == status
 
 
 @pytest.mark.parametrize(("is_stuck", "verdict"), [(False, "All is well"), (True, "1 problem")])
@@ -508,19 +478,6 @@ def test_a_periodic_entry_is_added_and_changed_in_a_form(asked: tuple[Any, list[
         assert client.get(f"/periodic?name={name}").status_code == 404
 
 
-def test_of_many_periodic_entries_some_are_shown_and_others_found(
-    asked: tuple[Any, list[Any]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    client, _ = asked
-    entries = [REPORT._replace(entry=f"Report {number}", definition=None) for number in range(5000)]
-    monkeypatch.setattr(Operations, "beat", lambda _: BeatStatus("host:1", entries))
-    monkeypatch.setattr(Operations, "status", lambda _: away())
-    page = text(client.get("/health"))
-    assert (page.count("<td>Report "), "100 of 5,000" in page) == (100, True)
-    page = text(client.get("/health?entry=report+4321"))
-    assert (page.count("<td>Report "), "1 of 1 found" in page, 'value="report 4321"' in page) == (1, True, True)
-
-
 @pytest.mark.parametrize(
     ("words", "found"),
     [
@@ -667,23 +624,3 @@ def test_all_that_match_can_be_changed_at_once(client: Any, indexer: Indexer, mo
     refused = client.post("/cancel", data={**fields, "matching": ""})
     assert refused.status_code == 400
     assert "More than 100 match" in text(refused)
-
-
-@pytest.mark.parametrize(
-    ("says", "shown"), [("'my-id' is due", "'my-id' is due"), ("the broker is away", "my-id: the broker is away")]
-)
-def test_the_reason_of_a_refusal_names_its_task_once(says: str, shown: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    waiting = Row(2**45, 5, "my-id", "t", "q", 0, "", "s", 0)
-    monkeypatch.setattr(Operations, "_acting", lambda operations: nullcontext())
-    monkeypatch.setattr(Operations, "_found", lambda *args: ([waiting], []))
-    monkeypatch.setattr(Operations, "_record", lambda *args: None)
-    monkeypatch.setattr(Indexer, "catch_up", lambda *args: None)
-
-    def move(*args: Any) -> None:
-        raise TooLate(says)
-
-    monkeypatch.setattr(reschedule_, "move", move)
-    monkeypatch.setattr("celery_rabbit_delay.web.operations.Follower", lambda *args: nullcontext())
-    indexer = Indexer(lambda: None, QueueNames())
-    operations = Operations(Broker("here", lambda: None, QueueNames(), [], lambda _: None), indexer)
-    assert operations.move([5], datetime.now(timezone.utc), "due at once").refused == [shown]
