@@ -111,17 +111,6 @@ def test_a_block_ends_when_all_is_stored_and_at_most_so_many_are_on_their_way(se
     assert current() is None
 
 
-def test_a_block_that_raises_stores_what_it_has_sent(sender: Any) -> None:
-    def fail() -> None:
-        with collecting(10):
-            add(sender, "1")
-            raise KeyError("the caller's")
-
-    with pytest.raises(KeyError, match="the caller's"):
-        fail()
-    assert sender.done == ["1"]
-
-
 def test_messages_of_several_connections_are_waited_for_on_each(sender: Any) -> None:
     other: Any = Sender()
     with collecting(3):
@@ -204,28 +193,6 @@ def test_a_connection_that_is_lost_while_there_is_no_more_room_keeps_nobody_from
     with pytest.raises(BatchFailed) as failed:
         send()
     assert (failed.value.ids, sender.done) == (["1", "2"], ["3"])
-
-
-def test_a_message_that_cannot_be_sent_is_the_callers_error_and_none_of_the_batch(sender: Any) -> None:
-    sender.refuses = {"2": NotPermitted("it may not")}
-    with collecting(10):
-        add(sender, "1")
-        with pytest.raises(NotPermitted):
-            add(sender, "2")
-    assert (sender.done, sender.alone) == (["1"], [])
-
-
-def test_the_innermost_of_nested_blocks_collects_and_ends_when_its_own_are_stored(sender: Any) -> None:
-    with collecting(10):
-        add(sender, "1")
-        outer = current()
-        with collecting(10):
-            add(sender, "2")
-            assert current() is not outer
-        assert "2" in sender.done
-        assert current() is outer
-        add(sender, "3")
-    assert sorted(sender.done) == ["1", "2", "3"]
 
 
 def test_other_threads_and_forked_processes_do_not_collect(sender: Any, monkeypatch: pytest.MonkeyPatch) -> None:

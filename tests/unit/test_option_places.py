@@ -98,3 +98,8 @@ def test_the_reference_has_a_row_for_each_option_with_its_default() -> None:
         value = words[default] if default in words else ast.literal_eval(default.strip("`"))
         assert value == getattr(Options(), name), name
         assert text.strip(), name
+
+
+def test_what_a_worker_says_of_the_options_when_it_starts() -> None:
+    for options, ends in (({"journal": 5.5}, "recorded from 5.5 s"), ({"journal": None}, "none is recorded")):
+        assert Options(**options).summary.endswith(f"tick 0.125 s, at most 365 days, {ends}")

@@ -25,7 +25,7 @@ from celery_rabbit_delay.amqp.schedule import About, Found, Scheduled
 from celery_rabbit_delay.amqp.stream_consumer import StreamMessage
 from celery_rabbit_delay.cli.target import BrokerTarget
 from celery_rabbit_delay.core import changes, headers, journal
-from celery_rabbit_delay.core.errors import EntryConflict, InvalidDelay
+from celery_rabbit_delay.core.errors import EntryConflict
 from celery_rabbit_delay.core.fates import Fate
 from celery_rabbit_delay.core.journal import Record
 from celery_rabbit_delay.operate import BeatStatus, HeldUp, PeriodicTask
@@ -534,78 +534,9 @@ def test_a_page_without_an_app_or_for_those_who_look_changes_no_entry(client: An
     assert looking.post("/periodic", data={**TYPED, "token": values(page)["token"]}).status_code == 403
 
 
-@pytest.mark.parametrize(
-    ("until", "says"),
-    [("", "1 paused"), ("2030-01-31T12:00", "1 paused"), ("2020-01-31T12:00", "in the past"), ("soon", "cannot read")],
-)
-def test_a_queue_is_paused_until_a_time_of_the_viewer(
-    client: Any, monkeypatch: pytest.MonkeyPatch, until: str, says: str
-) -> None:
-    told: list[Any] = []
-
-    def pause(connection: Any, queue: str, names: QueueNames, until: datetime | None) -> None:
-        if until and until < datetime.now(timezone.utc):
-            raise InvalidDelay("it is in the past")
-        told.append(until and until.isoformat())
-
-    monkeypatch.setattr(Operations, "_acting", lambda operations: nullcontext())
-    monkeypatch.setattr(Indexer, "catch_up", lambda *args: None)
-    monkeypatch.setattr(schedule_, "pause", pause)
-    client.set_cookie("zone", "Europe/Berlin")
-    sent = {
-        "token": re.findall(r'name="token" value="([^"]+)"', text(client.get("/")))[0],
-        "queue": "q",
-        "until": until,
-    }
-    assert says in text(client.post("/pause", data=sent, follow_redirects=True))
-    assert told == {"": [None], "2030-01-31T12:00": ["2030-01-31T11:00:00+00:00"]}.get(until, [])
-
-
-def test_tasks_are_cancelled_and_restored_and_the_log_says_by_whom(
+def test_all_that_match_can_be_changed_at_once_and_the_log_says_by_whom(
     client: Any, indexer: Indexer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    told: list[Any] = []
-
-    def cancel(connection: Any, ids: Any, copies: Any) -> None:
-        told.append((list(ids), copies))
-        say(changes.cancelled(ids))
-
-    def restore(connection: Any, ids: Any) -> None:
-        told.append(list(ids))
-        say(changes.restored(ids))
-
-    def say(messages: Any) -> None:
-        apply(indexer.index, *messages)
-
-    monkeypatch.setattr(Operations, "_acting", lambda operations: nullcontext())
-    monkeypatch.setattr(Indexer, "catch_up", lambda *args: None)
-    monkeypatch.setattr(schedule_, "cancel", cancel)
-    monkeypatch.setattr(schedule_, "restore", restore)
-    store(indexer.index, 6, 8, stamps={"customer": "7"})
-    store(indexer.index, 7)
-    fields = {"token": re.findall(r'name="token" value="([^"]+)"', text(client.get("/")))[0]}
-
-    def post(path: str, *numbers: int) -> str:
-        sent = {**fields, "number": list(numbers)}
-        return text(client.post(path, data=sent, environ_overrides={"REMOTE_USER": "ada"}, follow_redirects=True))
-
-    def cancelled() -> set[str]:
-        return set(re.findall(r'id="row-(\d+)"', text(client.get("/?state=cancelled"))))
-
-    caplog.set_level("INFO", "celery_rabbit_delay.web.actions")
-    assert "2 cancelled" in post("/cancel", 6, 7)
-    assert caplog.messages == ["2 cancelled, by ada"]
-    assert told.pop() == (["my-id-6", "my-id-7"], [])
-    assert cancelled() == {"6", "7"}
-    say([changes.cancelled_stamps({"customer": "7"})])
-    assert cancelled() == {"6", "7", "8"}
-    assert "my-id-6 stays cancelled by a stamp" in post("/restore", 6)
-    assert "1 of the selected tasks is not cancelled" in post("/restore", 5, 7)
-    assert told[-1] == ["my-id-7"]
-    assert cancelled() == {"6", "8"}
-
-
-def test_all_that_match_can_be_changed_at_once(client: Any, indexer: Indexer, monkeypatch: pytest.MonkeyPatch) -> None:
     store(indexer.index, *range(10, 130))
     asked: list[Any] = []
 
@@ -618,7 +549,9 @@ def test_all_that_match_can_be_changed_at_once(client: Any, indexer: Indexer, mo
     page = text(client.get(link))
     [chosen] = re.findall(r'name="matching" value="([^"]*)" data-amount="61"', page)
     fields = {"token": re.findall(r'name="token" value="([^"]+)"', page)[0], "matching": unescape(chosen)}
+    caplog.set_level("INFO", "celery_rabbit_delay.web.actions")
     client.post("/cancel", data=fields, environ_overrides={"REMOTE_USER": "ada"})
+    assert caplog.messages == ["61 cancelled, by ada"]
     assert asked == [([5, *range(11, 130, 2)],)]
     monkeypatch.setattr(search, "MOST", 100)
     refused = client.post("/cancel", data={**fields, "matching": ""})
