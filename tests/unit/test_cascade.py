@@ -195,48 +195,11 @@ def test_a_users_routing_key_that_looks_like_one_of_ours_matches_no_level_and_no
         assert model.publish(exchange, *keys, key)[0] == [(outbox * TICK, "shop")]
 
 
-@pytest.mark.parametrize("outbox", [0, 100])
-@pytest.mark.parametrize("destination", [SHOP, ORDERS, NEW])
-def test_what_nobody_takes_waits_in_its_outbox_and_nowhere_else(destination: Destination, outbox: int) -> None:
-    """Until its queue, its exchange or a binding is there: RabbitMQ tries again by itself."""
-    model = model_with_queues()
-    bind(model, destination, outboxes=[100])
-    for _ in range(2):
-        arrived, visited = model.publish(*entry(6, destination, outbox=outbox))
-        assert arrived == [((6 + outbox) * TICK, CASCADE.outbox_name(destination, outbox))]
-        assert len(visited) == 3
-        named_exchange(model)  # with no binding
-
-
 def test_a_message_for_a_short_lived_queue_that_is_gone_is_dropped_as_without_a_delay() -> None:
     model = model_with_queues(REPLY.key)
     assert model.publish(*entry(6, REPLY))[0] == [(60, REPLY.key)]
     model.delete_queue(REPLY.key or "")
     assert model.publish(*entry(6, REPLY))[0] == []
-
-
-def test_a_message_whose_outbox_is_gone_returns_to_its_publisher_or_becomes_an_orphan() -> None:
-    model = model_with_queues("shop")
-    bind(model, SHOP, outboxes=[100])
-    model.delete_queue(CASCADE.outbox_name(SHOP, 100))
-    exchange, *keys = entry(0, SHOP, outbox=100)
-    assert model.route(exchange, tuple(keys)) == set()
-    arrived, _ = model.publish(*entry(5, SHOP, outbox=100))
-    assert arrived == [(5 * TICK, CASCADE.orphans)]
-
-
-@pytest.mark.parametrize("outbox", [0, 100])
-@pytest.mark.parametrize("destination", [ORDERS, NEW])
-@pytest.mark.parametrize("kind", ["direct", "topic", "fanout"])
-def test_a_named_exchange_routes_by_the_original_key(destination: Destination, outbox: int, kind: str) -> None:
-    model = model_with_queues("shop", "audit", "old")
-    named_exchange(model, "shop", "audit", kind=kind)
-    model.bind([Binding("orders", "old", "queue", "old")] if kind != "fanout" else [])
-    for one in (ORDERS, NEW):
-        bind(model, one, outboxes=[100, 200])
-    arrived, _ = model.publish(*entry(6, destination, outbox=outbox))
-    due = (6 + outbox) * TICK
-    assert sorted(arrived) == [(due, "audit"), (due, "shop")], "once, though there are outboxes for the key and all"
 
 
 def test_only_its_own_outboxes_lead_to_what_belongs_to_a_user() -> None:
@@ -296,16 +259,6 @@ def test_a_cascade_by_time_has_three_queues_and_one_for_each_destination() -> No
     for kind in ("queues", "exchanges"):
         merged, alone = getattr(with_levels, kind), getattr(Topology.of([CASCADE], [SHOP]), kind)
         assert all(merged[name] == part for name, part in alone.items()), "both kinds declare what they share alike"
-
-
-@given(st.integers(1, 1 << 40))
-def test_a_broker_that_holds_messages_delivers_each_once_when_it_is_due_through_one_outbox(due: int) -> None:
-    model = BrokerModel(BY_TIME, holds_messages=True)
-    model.add(CASCADE)  # what an earlier release has left
-    model.queues["shop"] = Queue("shop", {})
-    bind(model, SHOP, BY_TIME)
-    arrived, visited = model.publish(*by_time(SHOP), until=due)
-    assert (arrived, visited) == ([(due, "shop")], [BY_TIME.outbox_name(SHOP)])
 
 
 @pytest.mark.parametrize("destination", [SHOP, ORDERS, NEW, REPLY])
