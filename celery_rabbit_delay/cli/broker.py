@@ -164,7 +164,7 @@ def teardown(target: Target, delete_messages: bool, with_beat: bool, management_
     """
     from ..operate.beat import beat_queues, delete_beat_queues
 
-    with target.connected() as connection:
+    with target.connected(recorded=True) as connection:
         management = management_of(management_url, connection)
         deleted = operate.teardown(connection, target.destinations(), management, delete_messages)
         beats = beat_queues(connection, target.beat_queue(), management.snapshot() if management else None)

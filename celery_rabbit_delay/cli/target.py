@@ -92,13 +92,13 @@ class Target(ABC):
         return Allowed(None if any_queue else self.queues())
 
     @contextmanager
-    def connected(self, exists: bool = False, recorded: bool = False) -> Iterator[kombu.Connection]:
-        """Connect to the broker, with an error if the cascade, or one with its records, has to exist there.
+    def connected(self, recorded: bool = False, exists: bool = False) -> Iterator[kombu.Connection]:
+        """Connect to the broker, for what is `recorded`, with an error if no cascade with records `exists` there.
 
         Shows errors without a traceback.
         """
         with handle_errors(), connecting_.connected(self.connection(recorded)) as connection:
-            if exists or recorded:
+            if exists:
                 operate.require(connection, recorded)
             yield connection
 

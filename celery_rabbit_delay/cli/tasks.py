@@ -99,7 +99,7 @@ def list_scheduled(target: Target, /, as_json: bool, **filters: Any) -> None:
     """
     is_empty = True
     problems: list[str] = []
-    with target.connected(recorded=True) as connection:
+    with target.connected(recorded=True, exists=True) as connection:
         waiting = _found(target, connection, problems.append, **filters)
         shown = _shown if is_terminal() else format_scheduled
         lines = (json.dumps(_as_data(one)) if as_json else shown(one) for one in waiting)
@@ -129,7 +129,7 @@ def show(target: Target, /, ids: tuple[str, ...], as_json: bool) -> None:
     Tasks below the option `journal` of install(), and tasks that are due, are not known. Exits with 3 if nothing is
     known of an id.
     """
-    with target.connected(recorded=True) as connection:
+    with target.connected(recorded=True, exists=True) as connection:
         known = schedule_.about(connection, ids, target.names(any_queue=True))
     for number, one in enumerate(known):
         if as_json:
@@ -198,7 +198,7 @@ def cancel(
     ids = tuple(dict.fromkeys(ids))
     _check_chosen(ids, everything, filters)
     problems: list[str] = []
-    with target.connected(recorded=True) as connection:
+    with target.connected(recorded=True, exists=True) as connection:
         if ids:
             schedule_.cancel(connection, ids)
             _tell_of_ids(_known(connection, ids, target.names(any_queue=True)), as_json)
@@ -236,7 +236,7 @@ def restore(target: Target, /, ids: tuple[str, ...]) -> None:
     What a worker has discarded is gone. Says of each id what the journal knows of it, and exits with 3 if a task of
     it stays cancelled by a stamp.
     """
-    with target.connected(recorded=True) as connection:
+    with target.connected(recorded=True, exists=True) as connection:
         schedule_.restore(connection, ids)
         known = _known(connection, ids, target.names(any_queue=True))
     stay = [one.id for one in known if any(found.fate is Fate.CANCELLED for found in one.messages)]
@@ -302,7 +302,7 @@ def pause(target: Target, /, queue: str, until: str | None, any_queue: bool) -> 
 
     What is sent to it or due stays in it, in order. What a worker has taken already still runs.
     """
-    with target.connected(recorded=True) as connection:
+    with target.connected(recorded=True, exists=True) as connection:
         schedule_.pause(connection, queue, target.names(any_queue), until)
     click.echo(escape(f"{queue} is paused until {until or '`resume`'}"))
 
@@ -313,7 +313,7 @@ def pause(target: Target, /, queue: str, until: str | None, any_queue: bool) -> 
 @pass_target
 def resume(target: Target, /, queue: str, any_queue: bool) -> None:
     """End the pause of a queue: workers consume it again. Without a pause nothing changes."""
-    with target.connected(recorded=True) as connection:
+    with target.connected(recorded=True, exists=True) as connection:
         schedule_.resume(connection, queue, target.names(any_queue))
     click.echo(escape(f"{queue} is not paused"))
 
@@ -333,7 +333,7 @@ def _move(
     with handle_errors():
         now = datetime.now(timezone.utc)
         due = due_at(eta, countdown, now)
-    with target.connected(recorded=True) as connection:
+    with target.connected(recorded=True, exists=True) as connection:
         past = f"{format_time(due)} is in the past" if due < now else ""
         allowed = target.allowed(any_queue)
         if past and ids:

@@ -61,8 +61,8 @@ def require_streams(hosts: Iterable[str]) -> None:
     """Raise `UnsupportedConfiguration` if a broker, by its host or URL, is one where a stream loses data."""
     if any(map(_AMAZON_MQ, hosts)):
         raise UnsupportedConfiguration(
-            "schedule=True needs streams, and on Amazon MQ a stream loses data: leave it out; delayed tasks work "
-            "without, but none can be listed, cancelled or moved"
+            "schedule=True needs streams, and on Amazon MQ a stream loses data: leave it out, or add "
+            "--no-schedule to the command; delayed tasks work without, but none can be listed, cancelled or moved"
         )
 
 

@@ -28,9 +28,9 @@ from pathlib import Path
 from typing import Any
 
 from celery_rabbit_delay.core.topology import LAYOUT
+from evidence.meter import about
 from tests.kit import ledger
 from tests.kit.background import Process, kill
-from tests.kit.meter import about
 from tests.kit.node import find_server
 
 from . import pieces

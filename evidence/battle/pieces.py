@@ -42,7 +42,9 @@ def read() -> list[Piece]:
 
 
 def add(piece: Piece) -> None:
-    RESULTS.write_text(json.dumps([*read(), piece], indent=1) + "\n")
+    """Add a piece to the file, which has one a line."""
+    lines = ",\n".join(map(json.dumps, [*read(), piece]))
+    RESULTS.write_text(f"[\n{lines}\n]\n")
 
 
 def is_struck(run: Run, faults: Iterable[Fault]) -> bool:

@@ -19,7 +19,7 @@ import celery_rabbit_delay
 from celery_rabbit_delay import operate
 from celery_rabbit_delay.amqp.replaying import Allowed
 from celery_rabbit_delay.core.topology import LAYOUT
-from tests.kit.meter import about
+from evidence.meter import about
 from tests.kit.node import DEFAULT_AGAIN, Node, NodeFailed, cluster, dead_letters_again, is_whole, start_all
 from tests.kit.proxy import Proxy, proxy
 

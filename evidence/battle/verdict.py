@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from tests.kit.meter import percentile
+from evidence.meter import percentile
 
 
 class Fault(NamedTuple):

@@ -16,7 +16,7 @@ from typing import Any
 
 from celery_rabbit_delay.amqp import declare
 from celery_rabbit_delay.core.topology import LAYOUT
-from tests.kit import meter
+from evidence import meter
 from tests.kit.node import Node, find_server
 
 from . import schedule

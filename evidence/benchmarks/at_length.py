@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from celery_rabbit_delay import batch, operate
-from tests.kit import meter
+from evidence import meter
 from tests.kit.node import Node, cluster, find_server
 
 from .contenders import Contender, Ours, receiving

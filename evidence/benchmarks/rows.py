@@ -18,7 +18,7 @@ from celery import Celery, group
 
 import celery_rabbit_delay
 from celery_rabbit_delay import Options
-from tests.kit import meter
+from evidence import meter
 from tests.kit.background import kill, start
 from tests.kit.node import Node
 

@@ -17,7 +17,7 @@ from typing import Any
 import celery_rabbit_delay
 from celery_rabbit_delay.amqp.schedule import waiting, write_changes
 from celery_rabbit_delay.core import changes, journal, streams
-from tests.kit import meter
+from evidence import meter
 from tests.kit.node import Node
 
 from .contenders import Contender, Ours, take, vhost

@@ -37,7 +37,6 @@ KINDS: dict[str, dict[str, Any]] = {
     "classic": queues(queue_arguments={"x-queue-type": "classic"}),
     "classic, topic exchange": queues(Exchange("shop", "topic")),
     "quorum": queues(queue_arguments=QUORUM),
-    "quorum, few deliveries": queues(queue_arguments={**QUORUM, "x-delivery-limit": 2}),
     "quorum, topic exchange": queues(Exchange("shop", "topic"), queue_arguments=QUORUM),
     "priority": queues(max_priority=9),
     "auto-delete": queues(auto_delete=True),

@@ -99,11 +99,3 @@ def sends_for_ever() -> None:
 @app.task
 def join(names: list[str]) -> None:
     record(name="+".join(sorted(names)))
-
-
-@app.task
-def wait_for_file(path: str, name: str) -> None:
-    """Record the run, and end when a file exists."""
-    record(name=name)
-    while not os.path.exists(path):
-        time.sleep(0.05)

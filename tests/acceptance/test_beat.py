@@ -235,35 +235,30 @@ def crashing(tmp_path: Path) -> Iterator[Shop]:
         shop.close()
 
 
-@pytest.mark.more
-def test_the_runs_of_a_broken_broker_are_made_up_for(crashing: Shop, start_beat: StartBeat) -> None:
+@pytest.mark.parametrize(
+    "how", [pytest.param("killed", marks=pytest.mark.more), pytest.param("blocked", marks=pytest.mark.long)]
+)
+def test_the_runs_of_a_broker_that_is_killed_or_blocks_during_an_alarm_are_made_up_for(
+    crashing: Shop, start_beat: StartBeat, how: str
+) -> None:
     beats = [start_beat(crashing), start_beat(crashing)]
     wait_for_more(crashing, 3)
     node = crashing.vhost.broker.node
-    wait_until(lambda: node.has_registered("celery-rabbit-delay.beat.shop"), "the node knows the queue")
-    node.kill()
-    time.sleep(3)
-    node.start()
-    wait_until(lambda: sum(beat.activations for beat in beats) == 2, "one is active again")
+    if how == "killed":
+        wait_until(lambda: node.has_registered("celery-rabbit-delay.beat.shop"), "the node knows the queue")
+        node.kill()
+        time.sleep(3)
+        node.start()
+        wait_until(lambda: sum(beat.activations for beat in beats) == 2, "one is active again")
+    else:
+        with alarm(node):
+            wait_until(lambda: "block" in node.ctl("list_connections", "state"), "the beat is blocked")
+            time.sleep(4)  # runs of which none reaches RabbitMQ
     wait_for_more(crashing, 3)
     sent = take_sent(crashing)
     assert_every_second(sent, doubles=1, late=60)
     assert len([1 for one, after in itertools.pairwise(sent) if after.at - one.at > timedelta(seconds=2)]) == 1
-
-
-@pytest.mark.long
-def test_the_runs_of_an_alarm_are_made_up_for(crashing: Shop, start_beat: StartBeat) -> None:
-    beat = start_beat(crashing)
-    wait_for_more(crashing, 3)
-    node = crashing.vhost.broker.node
-    with alarm(node):
-        wait_until(lambda: "block" in node.ctl("list_connections", "state"), "the beat is blocked")
-        time.sleep(4)  # runs of which none reaches RabbitMQ
-    wait_for_more(crashing, 3)
-    sent = take_sent(crashing)
-    assert_every_second(sent, doubles=1, late=60)
-    assert len([1 for one, after in itertools.pairwise(sent) if after.at - one.at > timedelta(seconds=2)]) == 1
-    assert beat.process.poll() is None
+    assert [beat.process.poll() for beat in beats] == [None, None]
 
 
 class Cluster(NamedTuple):

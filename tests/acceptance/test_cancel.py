@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from contextlib import closing, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +13,7 @@ from celery import chain, group
 from celery.result import AsyncResult
 
 import celery_rabbit_delay
-from tests.kit import background
-from tests.kit.broker import QUICK, own_node
-from tests.kit.node import dead_letters_again
+from tests.kit.broker import QUICK
 from tests.kit.wait import wait_until
 
 from .conftest import MakeShop, Shop, signature
@@ -216,24 +214,3 @@ def test_a_worker_without_permission_warns_and_works(make_shop: MakeShop) -> Non
     second.wait_for(1, "first")
     assert "This worker does not know which tasks were cancelled" in worker.output()
     second.app.control.revoke("an id")  # warns, and tells the workers that run
-
-
-@pytest.mark.long
-def test_cancels_survive_a_broker_that_is_killed(tmp_path: Path) -> None:
-    options = {**QUICK, "max_delay": 600}
-    with own_node(advanced=dead_letters_again(5)) as vhost, closing(Shop(vhost, tmp_path, options, {})) as shop:
-        worker = shop.worker()
-        shop.send("note", "first", countdown=0.5)  # the worker creates the stream of changes
-        shop.wait_for(1, "first")
-        time.sleep(3)  # a stream that has only just been created is lost with its node
-        ids = [shop.send("note", "cancelled", countdown=40) for _ in range(3)]
-        shop.send("note", "runs", countdown=40)
-        celery_rabbit_delay.cancel(shop.app, *ids[:1])
-        shop.app.control.revoke(ids[1:])
-        vhost.broker.node.kill()
-        background.kill(worker.process)
-        vhost.broker.node.start()
-        worker = shop.worker(name="again")
-        shop.wait_for(1, "runs", timeout=120)
-        wait_until(lambda: worker.output().count("Discarding revoked task") == 3, "all are discarded")
-        assert not shop.runs("cancelled")

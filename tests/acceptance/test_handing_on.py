@@ -225,47 +225,6 @@ def test_a_permission_to_bind_but_not_to_publish_is_no_reason_to_stop(make_shop:
     assert "Traceback" not in worker.output()
 
 
-@pytest.mark.long
-def test_a_level_that_somebody_deleted_is_declared_again(make_shop: MakeShop) -> None:
-    shop, others = make_shop(), make_shop(None)
-    shop.worker()
-    others.send("note", "first", countdown=1)
-    shop.wait_for(1, "first")
-    for level in shop.vhost.cascade.levels:
-        shop.vhost.delete_queue(level.queue)
-    for _ in range(20):
-        others.send("note", "delayed", countdown=17.5)
-    wait_until(lambda: waiting(shop.vhost) >= 20, "all wait in RabbitMQ")
-    wait_until(lambda: len(shop.runs("delayed")) >= 20, "all ran")
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("declare", ["auto", "passive"])
-def test_without_an_outbox_that_somebody_deleted_tasks_are_handed_on_all_the_same(
-    make_shop: MakeShop, declare: str
-) -> None:
-    options = QUICK | {"outboxes": [10], "slack": (0.1, 0.9)}  # so that 10 s are round, also when they reach the worker
-    shop, others = make_shop(options), make_shop(None)
-    shop.send("note", "first", countdown=10)
-    worker = make_shop(options | {"declare": declare}).worker()
-    outbox = f"{shop.vhost.cascade.root}.out.10s.+celery"
-    others.send("note", "second", countdown=10)
-    wait_until(lambda: len(shop.runs()) == 2, "both ran")  # so the worker has known the outbox for more than a second
-    others.send("note", "third", countdown=10)
-    wait_until(lambda: shop.vhost.count(outbox) == 1, "it waits in the outbox")
-    wait_until(lambda: len(shop.runs()) == 3, "it ran")
-    shop.vhost.delete_queue(outbox)
-    for _ in range(20):
-        others.send("note", "delayed", countdown=10)
-    wait_until(lambda: waiting(shop.vhost) >= 20, "all wait in RabbitMQ")
-    others.send("note", "after the repair", countdown=10)  # the repair took the others so long that theirs is not round
-    wait_until(lambda: waiting(shop.vhost) >= 21, "it waits in RabbitMQ")
-    assert (outbox in shop.vhost.names("queues")) is (declare == "auto")
-    wait_until(lambda: len(shop.runs()) >= 24, "all ran")
-    assert not scheduled(shop)
-    assert HELD_BY_CELERY not in worker.output()
-
-
 def test_a_worker_that_stops_leaves_nothing_twice_and_says_how_many_it_handed_on(make_shop: MakeShop) -> None:
     shop, others = make_shop(QUICK | {"outboxes": (), "max_delay": 7200}), make_shop(None)
     for n in range(3000):
@@ -329,17 +288,3 @@ def test_nothing_is_lost_when_the_broker_is_killed(tmp_path: Path) -> None:
         node.start()
         wait_for_all(shop, 1000)
         assert min(run["at"] for run in shop.runs()) >= eta.timestamp()
-
-
-@pytest.mark.long
-def test_where_no_record_can_be_written_it_warns_once_and_hands_on(make_shop: MakeShop) -> None:
-    shop, others = make_shop(), make_shop(None)
-    shop.send("note", "first", countdown=6)
-    worker = make_shop(QUICK | {"journal": 0, "declare": "passive"}).worker()
-    shop.wait_for(1, "first")
-    for _ in range(3):
-        others.send("note", "delayed", countdown=20)
-    wait_until(lambda: waiting(shop.vhost) == 3, "all wait in RabbitMQ")
-    shop.wait_for(3, "delayed")
-    assert worker.output().count("sent without being recorded") == 1
-    assert "Traceback" not in worker.output()

@@ -53,22 +53,6 @@ def test_a_delayed_task_whose_worker_process_is_killed_runs_again(make_shop: Mak
     assert again["headers"] == first["headers"]
 
 
-@pytest.mark.more
-def test_a_pool_that_grows_and_loses_processes_uses_up_no_deliveries_of_others(make_shop: MakeShop) -> None:
-    """With `acks_late`, each loss of a worker's connection would count as a delivery of all that it has fetched."""
-    shop = make_shop(queues="quorum, few deliveries", task_acks_late=True)
-    worker = shop.worker("--autoscale=4,1", "--prefetch-multiplier=2")
-    for n in range(5):
-        shop.send("dies_once", countdown=0.5 + n / 4)
-        for name in range(10):
-            shop.send("note", f"{n}, {name}", countdown=0.5 + n / 4)
-    wait_until(lambda: len(shop.runs()) >= 5 * 12, "each task has run, and those whose process dies twice", 180)
-    assert len(shop.runs("dies once")) == 10
-    assert {run["name"] for run in shop.runs()} == {"dies once"} | {f"{n}, {m}" for n in range(5) for m in range(10)}
-    assert worker.stop() == 0
-    assert len(shop.runs()) == 5 * 12
-
-
 def test_a_delayed_task_whose_worker_is_killed_runs_again(make_shop: MakeShop) -> None:
     shop = make_shop(queues="quorum")
     worker = shop.worker()

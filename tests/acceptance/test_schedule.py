@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from datetime import datetime, timedelta, timezone
 
 import pytest
@@ -17,31 +16,6 @@ pytestmark = pytest.mark.shared_vhost
 NOTE = "tests.acceptance.shop.note"
 
 RECORDED = {**QUICK, "max_delay": 600, "journal": 0}
-
-
-@pytest.mark.long
-def test_a_task_runs_when_it_was_moved_to_and_only_then(make_shop: MakeShop) -> None:
-    shop = make_shop(RECORDED)
-    shop.worker()
-    earlier, later, now = (shop.send("note", name, countdown=50, priority=3) for name in ("earlier", "later", "now"))
-    began = time.time()
-    eta = datetime.now(timezone.utc) + timedelta(seconds=4)
-    celery_rabbit_delay.reschedule(shop.app, earlier, eta=eta)
-    celery_rabbit_delay.reschedule(shop.app, later, countdown=55)
-    celery_rabbit_delay.reschedule(shop.app, now, countdown=0)
-    shop.send("note", "end", countdown=62)
-    [run] = shop.wait_for(1, "now")
-    assert run["at"] < began + 49
-    [run] = shop.wait_for(1, "earlier")
-    assert eta.timestamp() <= run["at"] < began + 49
-    assert datetime.fromisoformat(run["eta"]) == eta
-    assert run["properties"]["correlation_id"] == earlier
-    assert run["delivery_info"]["priority"] == 3
-    shop.wait_for(1, "end", timeout=120)
-    shop.wait_for(1, "later")
-    assert sorted(run["name"] for run in shop.runs()) == ["earlier", "end", "later", "now"]
-    [run] = shop.runs("later")
-    assert run["at"] >= began + 55
 
 
 def test_with_the_default_options_what_waits_is_seen_found_moved_and_cancelled(make_shop: MakeShop) -> None:

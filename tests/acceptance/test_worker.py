@@ -215,15 +215,6 @@ def test_results_of_delayed_tasks_come_back(make_shop: MakeShop) -> None:
     shop.app.backend.result_consumer.stop()
 
 
-def test_beat_entries_with_a_countdown_are_delayed(make_shop: MakeShop) -> None:
-    entry = {"task": "tests.acceptance.shop.note", "schedule": 1.0, "args": ["tick"], "options": {"countdown": 0.5}}
-    shop = make_shop(beat_schedule={"tick": entry})
-    shop.worker("-B", "-s", str(shop.directory / "beat"))
-    wait_until(lambda: len(shop.runs("tick")) >= 2, "two ticks")
-    for run in shop.runs("tick"):
-        assert run["at"] >= datetime.fromisoformat(run["eta"]).timestamp()
-
-
 def test_a_worker_configured_by_its_url_alone_works(make_shop: MakeShop) -> None:
     installed = make_shop()
     shop = make_shop(None, broker_url=installed.vhost.url(), broker_transport_options={"rabbit_delay": QUICK})

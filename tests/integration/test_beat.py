@@ -20,7 +20,6 @@ from celery.beat import Scheduler as CelerysScheduler
 from celery.schedules import crontab
 
 from celery_rabbit_delay import CascadeConflict, NotPermitted, UnsupportedConfiguration, beat
-from celery_rabbit_delay.amqp.connecting import ensure_connection
 from celery_rabbit_delay.amqp.lock import Lock
 from celery_rabbit_delay.core.beat import Run
 from celery_rabbit_delay.core.periodic import Edit, State, dump
@@ -135,19 +134,6 @@ def test_messages_of_others_do_not_displace_what_the_holder_has_written(vhost: V
     assert b"forged" not in after.left
 
 
-def test_what_was_forged_while_nobody_held_the_lock_comes_after_what_was_left(
-    vhost: Vhost, make_lock: MakeLock
-) -> None:
-    lock = make_lock()
-    hold(lock)
-    lock.abandon()
-    wait_until(lambda: vhost.count(QUEUE) == 1, "nobody holds it")
-    publish(vhost, b"forged")
-    after = make_lock()
-    assert after.wait(60)
-    assert set(after.left) == {b"forged", b"mine"}
-
-
 @pytest.mark.parametrize("transport", ["amqp", "rabbit-delay"])
 def test_a_delayed_task_cannot_be_sent_on_a_connection_that_has_lost_the_lock(vhost: Vhost, transport: str) -> None:
     vhost.declare("q")
@@ -177,13 +163,6 @@ def test_the_holder_answers_who_asks_and_nobody_else(vhost: Vhost, make_lock: Ma
             lock.answer(question, b"{}")
         hold(lock)
         assert vhost.count("victim") == 0
-
-
-def test_the_third_host_of_a_url_is_reached_if_the_first_two_are_down(vhost: Vhost) -> None:
-    dead = [f"amqp://guest:guest@127.0.0.1:{free_port()}//" for _ in range(2)]
-    with kombu.Connection(";".join([*dead, vhost.url("amqp")])) as connection:
-        ensure_connection(connection)
-        assert connection.port == vhost.broker.node.port
 
 
 def test_other_brokers_and_other_queues_are_errors(vhost: Vhost, make_lock: MakeLock) -> None:

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
-import pty
 import re
 import signal
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from datetime import datetime, timezone
 from functools import partial
 from pathlib import Path
@@ -32,7 +28,6 @@ from tests.kit.commands import (
     CASCADE,
     PROGRAM,
     QUICKLY,
-    Running,
     celery,
     closed_pipe,
     make_orphans,
@@ -316,40 +311,18 @@ def test_a_blocked_level_that_was_mended_goes_on_at_once_when_a_policy_changes(v
     vhost.take("q", 40)  # by itself within three minutes
 
 
-@contextmanager
-def replaying(vhost: Vhost, amount: int) -> Iterator[Running]:
-    """Yield a replay of so many orphans that has sent some on."""
-    make_orphans(vhost, amount)
-    vhost.declare("gone")
-    with running(vhost.url("amqp"), "orphans", "replay", "--any-queue", "--limit", str(amount)) as replay:
-        wait_until(lambda: vhost.count("gone"), "some are sent on")
-        yield replay
-
-
 @pytest.mark.long
 def test_a_replay_killed_in_between_loses_nothing(vhost: Vhost) -> None:
     amount = 200
-    with replaying(vhost, amount):
-        pass
+    make_orphans(vhost, amount)
+    vhost.declare("gone")
+    with running(vhost.url("amqp"), "orphans", "replay", "--any-queue", "--limit", str(amount)):
+        wait_until(lambda: vhost.count("gone"), "some are sent on")
     wait_until(lambda: vhost.count("gone") + vhost.count(CASCADE.orphans) >= amount, "the others are given back")
     assert run(vhost.url("amqp"), "orphans", "replay", "--any-queue", "--limit", str(amount)).code == 0
     found = [message.payload["n"] for message in vhost.take("gone", vhost.count("gone"))]
     assert set(found) == set(range(amount))
     assert len(found) <= amount + 1
-
-
-@pytest.mark.leaves_orphans
-@pytest.mark.more
-def test_a_replay_that_is_interrupted_ends_between_two_orphans(vhost: Vhost) -> None:
-    amount = 200
-    with replaying(vhost, amount) as replay:
-        replay.process.send_signal(signal.SIGINT)
-        done = replay.wait()
-    assert (done.code, done.err) == (130, "interrupted: run this again to send the others\n")
-    sent = int(done.out.split()[0])
-    assert 0 < sent < amount
-    assert vhost.count("gone") == sent
-    wait_until(lambda: vhost.count(CASCADE.orphans) == amount - sent, "the others are given back")
 
 
 def test_status_watches_until_interrupted(vhost: Vhost) -> None:
@@ -427,26 +400,6 @@ def test_a_command_whose_output_nobody_takes_ends_without_a_traceback(vhost: Vho
         assert done.returncode == 1, command
         assert ("No space left on device" in done.stderr) is full, (command, done.stderr)
         assert len(done.stderr.splitlines()) <= full, (command, done.stderr)
-
-
-@pytest.mark.leaves_orphans
-@pytest.mark.more
-def test_no_command_prints_in_colours(vhost: Vhost) -> None:
-    """So that nobody needs `NO_COLOR`, on a terminal either."""
-    make_orphans(vhost, 1)
-    for command in ("plan", "status", "verify", "list", "orphans list", "orphans replay", "reschedule x", "teardown"):
-        words = [str(PROGRAM), "--broker", vhost.url("amqp"), *QUICKLY, "--queue", "q", *command.split()]
-        mine, its = pty.openpty()
-        with subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=its, stderr=its) as running:
-            os.close(its)
-            printed = b""
-            with suppress(OSError):  # the end of a terminal
-                while part := os.read(mine, 65536):
-                    printed += part
-            os.close(mine)
-        assert running.returncode in (0, 1, 2, 3)
-        assert printed
-        assert not re.search(rb"\x1b\[[0-9;]*m", printed), command
 
 
 def test_an_app_without_install_is_told_to_install() -> None:

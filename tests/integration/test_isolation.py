@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import uuid
 from contextlib import suppress
 from typing import Any
@@ -13,10 +12,8 @@ from amqp import Message
 from amqp.exceptions import NotFound
 
 from celery_rabbit_delay import InvalidDestination, MessageRefused
-from celery_rabbit_delay.core.destination import Destination
 from tests.kit.abilities import Ability
-from tests.kit.broker import QUICK, REFUSING, Vhost, ensure, lead, take
-from tests.kit.commands import management, run
+from tests.kit.broker import QUICK, REFUSING, Vhost, lead, take
 from tests.kit.proxy import proxy
 from tests.kit.wait import wait_until
 
@@ -24,46 +21,6 @@ pytestmark = pytest.mark.shared_vhost
 
 SOON = {"x-delay": 200}
 SLOW = {"x-delay": 15_000}
-REPLY = "reply-550e8400-e29b-41d4-a716-446655440000"
-
-
-@pytest.mark.long
-@pytest.mark.own_vhost
-def test_verify_names_each_binding_that_takes_copies_of_the_tasks_of_others(vhost: Vhost) -> None:
-    long = "x" * 180
-    vhost.declare("stranger", "q", long, REPLY)
-    vhost.declare("p", exchange="orders")
-    vhost.declare(exchange="news", kind="fanout")
-    destinations = [
-        *(Destination("", queue) for queue in ("q", long, REPLY)),
-        Destination("orders"),
-        Destination("orders", "p"),
-        Destination("news"),
-    ]
-    with vhost.connection() as connection:
-        for destination in destinations:
-            ensure(connection, destination)
-        for queue in ("q", long):
-            lead(connection, queue, delays=[1, 60])
-    verified = run(vhost.url("amqp"), "verify", *management(vhost))
-    assert verified.code == 0, verified.text
-    cascade = vhost.cascade
-    strays = [
-        (cascade.done, "stranger", "@.+q"),
-        (cascade.done, "stranger", "@.60s.+q"),
-        (cascade.outbox_ingest, "stranger", "@.60s.+q"),
-        (cascade.outbox_ingest, f"{cascade.root}.out.+q", "@.60s.+q"),  # it would be there at once
-        (cascade.done, "stranger", "@.short-lived"),
-        (cascade.done, f"{cascade.root}.out.+q", "@.orders+"),
-        (cascade.behind_ingest, "stranger", "@.#"),
-        (f"{cascade.root}.delay.80.done", "stranger", "@.#.^3.^2.#"),
-    ]
-    with vhost.plain() as connection:
-        for source, queue, key in strays:
-            connection.default_channel.queue_bind(queue, source, key)
-    verified = run(vhost.url("amqp"), "verify", *management(vhost))
-    found = re.findall(r"^unexpected binding  (\S+) -> (\S+) \((.*)\): messages may", verified.out, re.MULTILINE)
-    assert (verified.code, sorted(found)) == (3, sorted(strays)), verified.text
 
 
 def stuck(vhost: Vhost) -> dict[str, int]:
@@ -94,27 +51,6 @@ def test_a_queue_that_is_full_stops_only_its_own_messages(vhost: Vhost, kind: st
             outbox = f"{vhost.cascade.root}.out.200ms.+full"
             rest = 40 - vhost.count("full")  # a quorum queue may take one more than its limit
             wait_until(lambda: stuck(vhost) == {outbox: rest}, "they are stuck where they waited")
-
-
-@pytest.mark.parametrize("how", ["missing", "unbound", "moved to another exchange"])
-def test_a_destination_that_is_gone_stops_only_its_own_messages_in_outboxes_that_delay(vhost: Vhost, how: str) -> None:
-    exchange = "" if how == "missing" else "orders"
-    vhost.declare("gone", exchange=exchange)
-    vhost.declare("good")
-    with vhost.connection(outboxes=[3], slack=(0.3, 0.9)) as connection:
-        lead(connection, "good", delays=[3])
-        producer = connection.Producer()
-        for n in range(40):
-            producer.publish(n, exchange=exchange, routing_key="gone", headers={"x-delay": 3000})
-        if how == "moved to another exchange":
-            vhost.delete_exchange("orders")
-        vhost.delete_queue("gone")
-        for n in range(5):
-            producer.publish(n, routing_key="good", headers={"x-delay": 3000})
-        assert len(take(connection, "good", 5)) == 5
-    wait_until(lambda: sum(stuck(vhost).values()) == 40, "they stay in the outboxes of their destination")
-    # This connection does not know the key. The first message may have waited for its outbox to be created.
-    assert all(name.endswith(f".{exchange}+{'' if exchange else 'gone'}") for name in stuck(vhost))
 
 
 @pytest.mark.parametrize("declared", [True, False], ids=["declared here", "unknown here"])

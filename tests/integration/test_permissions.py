@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from celery_rabbit_delay import DelayError, NotPermitted, Options
+from celery_rabbit_delay import NotPermitted, Options
 from celery_rabbit_delay.amqp import schedule as schedule_
 from celery_rabbit_delay.amqp.receiving import known_to
 from celery_rabbit_delay.core import streams
@@ -30,34 +30,11 @@ def refused(vhost: Vhost, permission: str) -> str:
 
 
 @pytest.mark.own_vhost
-def test_a_publisher_needs_no_more_than_its_row(vhost: Vhost) -> None:
-    vhost.declare("q")
-    permissions = documented("publisher")
-    vhost.publish_one(vhost.user(**permissions))
-    with vhost.connection(vhost.user(**permissions)) as connection:
-        publish(connection, 1)  # round: through its outbox alone
-    vhost.take("q", 2)
-
-
-@pytest.mark.own_vhost
 @pytest.mark.parametrize("lacking", ["configure", "write", "read"])
 def test_an_error_names_the_permission_that_a_publisher_lacks(vhost: Vhost, lacking: str) -> None:
     vhost.declare("q")
     with pytest.raises(NotPermitted, match=refused(vhost, lacking) + ".*grant the permission"):
         vhost.publish_one(vhost.user(**documented("publisher") | {lacking: NOTHING}))
-
-
-def test_a_passive_publisher_needs_no_more_than_its_row(vhost: Vhost) -> None:
-    vhost.declare("q")
-    assert run(vhost.url("amqp"), "--queue", "q", "setup").code == 0
-    user = vhost.user(**documented('publisher, `declare="passive"`'))
-    vhost.publish_one(user, declare="passive")
-    with vhost.connection(user, declare="passive") as connection:
-        connection.Producer().publish("x", routing_key="q", headers={"x-delay": 30}, priority=9)
-        publish(connection, 1)  # round: through its outbox alone
-    vhost.take("q", 3)
-    with pytest.raises(DelayError, match=r"celery-rabbit-delay\.v3\.10ms\.ingest"):
-        vhost.publish_one(vhost.user(NOTHING, NOTHING, NOTHING), declare="passive")
 
 
 def test_a_passive_publisher_that_may_see_no_destination_reaches_one_after_the_other(vhost: Vhost) -> None:
@@ -142,18 +119,6 @@ def test_a_worker_creates_the_streams_that_it_reads(vhost: Vhost) -> None:
         connection.connection.interceptor.following.catch_up(stream, told.append)
         schedule_.cancel(connection, ["later"])
         wait_to_learn(connection, lambda: len(told) == 2)  # the mark, and what is cancelled
-
-
-def test_a_passive_publisher_records_and_cancels(vhost: Vhost) -> None:
-    vhost.declare("q")
-    assert run(vhost.url("amqp"), "--journal", "0", "--queue", "q", "setup").code == 0
-    user = vhost.user(**documented('publisher, `declare="passive"`'))
-    with vhost.connection(user, declare="passive", journal=0) as connection:
-        for id_ in ("first", "second"):
-            connection.Producer().publish("x", routing_key="q", headers={"x-delay": 60_000, "id": id_})
-        schedule_.cancel(connection, ["first"])
-    with vhost.connection() as connection:
-        assert [waiting.id for waiting in schedule_.scheduled(connection)] == ["second"]
 
 
 @pytest.mark.parametrize(

@@ -83,4 +83,4 @@ def test_apps_that_keep_cancellations_for_other_times_are_told_what_to_do(vhost:
         vhost.connection(max_delay=3 * year) as long,
         pytest.raises(CascadeConflict, match="give apps with the same prefix the same `max_delay`"),
     ):
-        create(long, streams.changes(long.transport.delay_options.cascade))
+        create(long, streams.changes_of(long.transport.delay_options))

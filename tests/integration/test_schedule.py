@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import signal
-import threading
 import time
 import uuid
 from datetime import datetime, timedelta, timezone
@@ -32,7 +31,6 @@ from celery_rabbit_delay import (
 from celery_rabbit_delay.amqp import reschedule
 from celery_rabbit_delay.amqp import reschedule as reschedule_
 from celery_rabbit_delay.amqp import schedule as schedule_
-from celery_rabbit_delay.amqp.destinations import QueueNames
 from celery_rabbit_delay.amqp.schedule import waiting
 from celery_rabbit_delay.cli.groups import standalone
 from celery_rabbit_delay.core import journal, streams
@@ -133,26 +131,6 @@ def test_what_ran_or_was_cancelled_is_not_listed(vhost: Vhost, make_app: MakeApp
     again = run(vhost.url("amqp"), "cancel", by_id.id, by_id.id)
     assert f"{by_id.id} is cancelled, due" in again.out
     assert again.out.endswith("\n1 id cancelled\n")
-
-
-def test_only_the_soonest_are_kept_when_there_is_a_limit(vhost: Vhost) -> None:
-    vhost.declare("q")
-    with vhost.connection(**RECORDED) as connection:
-        for delay in (40, 10, 30, 20, 50):
-            publish(connection, delay, correlation_id=str(delay))
-    assert ids(vhost, limit=3) == ["10", "20", "30"]
-    assert ids(vhost) == ["10", "20", "30", "40", "50"]
-
-
-def test_a_message_that_was_published_again_after_an_error_is_listed_once(vhost: Vhost) -> None:
-    vhost.declare("q")
-    with vhost.connection(**RECORDED) as connection:
-        publish(connection, 60, correlation_id="a")
-        stream = streams.journal_for(vhost.cascade, 60)
-        connection.connection.sender.write(stream, [journal.pack_records(records(vhost))])
-        [known] = schedule_.about(connection, [one.id for one in records(vhost)][:1], QueueNames())
-        assert len(known.messages) == 1
-    assert ids(vhost) == ids(vhost, limit=5) == ["a"]
 
 
 def test_the_schedule_of_an_app_without_install_is_an_error(vhost: Vhost) -> None:
@@ -335,29 +313,6 @@ def test_a_naive_time_until_which_tasks_are_listed_is_in_utc(vhost: Vhost, make_
     for limit in (0, -1):
         with pytest.raises(ValueError, match=f"limit={limit}: use 1 or more, or None"):
             celery_rabbit_delay.scheduled(app, limit=limit)
-
-
-@pytest.mark.more
-def test_a_message_that_is_moved_meanwhile_is_in_each_list(vhost: Vhost) -> None:
-    vhost.declare("q")
-    with vhost.connection(**RECORDED) as connection, vhost.connection(**RECORDED) as mover:
-        publish(connection, 60, correlation_id="a")
-        began = datetime.now(timezone.utc)
-
-        def move() -> None:
-            for seconds in range(61, 81):
-                reschedule_.reschedule(mover, "a", began + timedelta(seconds=seconds))
-
-        moving = threading.Thread(target=move)
-        moving.start()
-        lists = []
-        while moving.is_alive():
-            lists.append({one.id for one in schedule_.scheduled(connection)})
-        moving.join()
-        assert len(lists) > 3
-        assert all(found == {"a"} for found in lists)
-        [last] = schedule_.scheduled(connection)
-        assert timedelta(seconds=80) <= last.due - began < timedelta(seconds=81)
 
 
 @pytest.mark.parametrize(

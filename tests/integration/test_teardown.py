@@ -9,8 +9,7 @@ import pytest
 from celery_rabbit_delay import DelayError, Options, operate
 from celery_rabbit_delay.amqp import schedule as schedule_
 from celery_rabbit_delay.core.destination import Destination
-from celery_rabbit_delay.operate import Management
-from tests.kit.broker import QUICK, REFUSING, Vhost, lead, publish, take
+from tests.kit.broker import QUICK, REFUSING, Vhost, publish, take
 from tests.kit.commands import CASCADE, make_orphans, management, run
 from tests.kit.wait import wait_until
 
@@ -118,24 +117,6 @@ def test_teardown_drops_any_number_of_cancelled_messages_and_holds_few_others(
         assert operate.teardown(connection, [Q]).dropped == 3
 
 
-@pytest.mark.more
-def test_teardown_passes_where_only_cancelled_messages_wait(vhost: Vhost) -> None:
-    vhost.declare("q")
-    url = vhost.url("amqp")
-    with vhost.connection() as connection:
-        for id_, delay in (("level", 100), ("outbox", 60), ("other", 100)):
-            publish(connection, delay, headers={"id": id_})
-        assert len({queue for queue in vhost.names("queues") if vhost.count(queue)}) > 1
-        schedule_.cancel(connection, ["level", "outbox"])
-    refused = run(url, "--queue", "q", "teardown", "--yes")
-    assert (refused.code, "1 messages wait and 0 are orphans" in refused.err) == (1, True)
-    assert run(url, "cancel", "other").code == 0
-    done = run(url, "--queue", "q", "teardown", "--yes", *management(vhost))
-    assert (done.code, done.err) == (0, "")
-    assert done.out.startswith("1 message gone: cancelled, moved, or due meanwhile\n")
-    assert vhost.names("queues") == ["q"]
-
-
 @pytest.mark.long
 def test_teardown_deletes_nothing_that_is_stuck_in_an_outbox(vhost: Vhost) -> None:
     vhost.declare("full", arguments=REFUSING)
@@ -153,23 +134,6 @@ def test_teardown_deletes_nothing_that_is_stuck_in_an_outbox(vhost: Vhost) -> No
     assert (done.code, "3 messages wait" in done.err) == (1, True)
     assert run(url, "--queue", "full", "teardown", "--yes", "--delete-messages").code == 0
     assert vhost.names("queues") == ["full"]
-
-
-@pytest.mark.parametrize("known", ["by --queue", "to the management API"])
-def test_teardown_refuses_while_a_message_waits_in_an_outbox(vhost: Vhost, known: str) -> None:
-    vhost.declare("q")
-    with vhost.connection() as connection:
-        lead(connection, "q", delays=[60])
-        publish(connection, 60)
-    assert vhost.waiting() == {CASCADE.outbox_name(Q, 6000): 1}
-    before = vhost.names("queues"), vhost.names("exchanges")
-    named = ("--queue", "q") if known == "by --queue" else ()
-    asked = () if named else management(vhost)
-    outbox = CASCADE.outbox_name(Q, 6000)
-    wait_until(lambda: outbox in Management(management(vhost)[1], vhost.name).queues(), "the management API lists it")
-    refused = run(vhost.url("amqp"), *named, "teardown", "--yes", *asked)
-    assert (refused.code, "1 messages wait" in refused.err) == (1, True)
-    assert (vhost.names("queues"), vhost.names("exchanges")) == before
 
 
 @pytest.mark.more

@@ -13,7 +13,6 @@ from typing import Any
 import kombu
 import pytest
 
-from celery_rabbit_delay import InvalidDelay
 from celery_rabbit_delay.amqp import transport
 from tests.kit.broker import Vhost, lead, take
 
@@ -109,50 +108,6 @@ def test_messages_of_any_priority_are_equally_late(vhost: Vhost, round_: bool) -
     # Seconds, where normal ones are held up: half of them by three, the last by six.
     assert abs(statistics.median(normal) - statistics.median(high)) < 0.5
     assert abs(max(normal) - max(high)) < 2
-
-
-def test_order_follows_the_delays_and_not_the_sending(vhost: Vhost) -> None:
-    vhost.declare("q")
-    with vhost.connection() as connection:
-        lead(connection, "q")
-        now = datetime.now(timezone.utc)
-        for seconds in (6.0, 5.5, 5.0):
-            headers = task((now + timedelta(seconds=seconds)).isoformat())
-            connection.Producer().publish(seconds, routing_key="q", headers=headers)
-        assert [message.payload for message in take(connection, "q", 3)] == [5.0, 5.5, 6.0]
-
-
-@pytest.mark.own_vhost
-def test_zero_and_past_are_published_straight_through(vhost: Vhost) -> None:
-    vhost.declare("q")
-    with vhost.connection() as connection:
-        for headers in ({"x-delay": 0}, task("2020-01-01T00:00:00+00:00"), task("2020-01-01T00:00:00")):
-            connection.Producer().publish("x", routing_key="q", headers=headers)
-            take(connection, "q", 1)
-    assert vhost.names("exchanges") == []
-
-
-def test_what_cannot_be_read_is_an_error_and_nothing_is_sent(vhost: Vhost) -> None:
-    vhost.declare("q")
-    etas = ("tomorrow", "nan", 5, {"year": 2030})
-    delays = ("soon", float("nan"), float("inf"), True)
-    with vhost.connection() as connection:
-        for headers in (*map(task, etas), *({"x-delay": delay} for delay in delays)):
-            with pytest.raises(InvalidDelay, match="cannot read the"):
-                connection.Producer().publish("x", routing_key="q", headers=headers)
-            connection.Producer().publish("fine", routing_key="q", headers={"x-delay": 1})
-            assert [message.payload for message in take(connection, "q", 1)] == ["fine"]
-    assert vhost.count("q") == 0
-
-
-@pytest.mark.own_vhost
-def test_beyond_the_maximum_is_an_error_that_names_it_and_nothing_is_sent(vhost: Vhost) -> None:
-    vhost.declare("q")
-    with vhost.connection(max_delay=60) as connection:
-        for headers in ({"x-delay": 60_001}, {"x-delay": 1e30}, task("9999-12-31T23:59:59+00:00")):
-            with pytest.raises(InvalidDelay, match="more than the option max_delay, 60 s"):
-                connection.Producer().publish("x", routing_key="q", headers=headers)
-    assert vhost.names("exchanges") == []
 
 
 def test_the_highest_level_of_the_default_options_takes_messages(vhost: Vhost) -> None:

@@ -16,10 +16,8 @@ import pytest
 from celery_rabbit_delay import CascadeConflict, NotPermitted, Options
 from celery_rabbit_delay.amqp import create
 from celery_rabbit_delay.core.options import OPTIONS
-from tests.kit import background, terminal
+from tests.kit import terminal
 from tests.kit.broker import REFUSING, Vhost, lead, publishing
-from tests.kit.commands import CASCADE as QUICK_CASCADE
-from tests.kit.commands import PROGRAM, make_orphans, run
 from tests.kit.pages import commands
 from tests.kit.wait import wait_until
 
@@ -135,22 +133,6 @@ def test_a_blocked_level_shows_as_documented(vhost: Vhost) -> None:
     assert all(line.endswith(": it is created when it is needed") for line in lines), lines
 
 
-@pytest.mark.leaves_orphans
-def test_orphans_are_listed_with_their_queue_and_task(vhost: Vhost) -> None:
-    make_orphans(vhost, 1)
-    assert vhost.count(QUICK_CASCADE.orphans) == 1
-    [(command, [line]), *_] = commands("operations.md", "Orphaned tasks")
-    assert command.endswith("orphans list")
-    shown = run(vhost.url("amqp"), "orphans", "list").out
-    expected = (
-        with_any_numbers(line)
-        .replace("mails", "gone")
-        .replace("ask_for_review", "review")
-        .replace("[0-9a-f-]{36}", "id-0")
-    )
-    assert re.search(expected, shown), shown
-
-
 def test_a_queue_with_a_name_of_the_cascade_shows_as_documented(vhost: Vhost) -> None:
     vhost.declare("celery")
     ask(vhost, "celery -A shop delay setup")
@@ -177,38 +159,7 @@ def test_a_denied_permission_shows_as_documented(vhost: Vhost) -> None:
     assert vhost.name in vhost.broker.node.ctl(*shlex.split(command)[1:-1], user)
 
 
-def test_a_worker_that_holds_tasks_shows_them(vhost: Vhost, tmp_path: Path) -> None:
-    (tmp_path / "shop.py").write_text(
-        "from celery import Celery\n"
-        f"app = Celery('shop', broker={vhost.url('amqp')!r})\n"
-        "app.conf.update(control_queue_exclusive=True, event_queue_exclusive=True)\n"
-        "@app.task(name='shop.ask_for_review')\n"
-        "def ask_for_review(order): pass\n"
-    )
-    command = [str(BIN / "celery"), "-A", "shop", "worker", "-P", "solo", "-n", "celery@here"]
-    worker = background.start(command, tmp_path / "log", tmp_path, environment(vhost))
-    try:
-        send = "from shop import ask_for_review; ask_for_review.apply_async((42,), countdown=600)"
-        subprocess.run([sys.executable, "-c", send], cwd=tmp_path, env=environment(vhost), check=True)
-        [(asked, lines)] = commands(PAGE.name, "A worker stalls")
-
-        def held() -> bool:
-            arguments = [str(BIN / "celery"), *shlex.split(asked)[1:]]
-            done = subprocess.run(arguments, cwd=tmp_path, env=environment(vhost), capture_output=True, text=True)
-            return all(re.search(with_any_numbers(line).replace("worker", "here"), done.stdout) for line in lines)
-
-        wait_until(held, "the worker shows what it holds", timeout=60)
-    finally:
-        background.kill(worker)
-
-
 def test_a_journal_that_records_nothing_says_so(vhost: Vhost) -> None:
     ask(vhost, "celery -A shop delay setup")
     [(command, lines)] = commands(PAGE.name, "Nothing is listed")
     assert_printed(vhost, command, lines)
-
-
-def test_the_program_without_an_app_does_the_same(vhost: Vhost) -> None:
-    assert "celery-rabbit-delay --broker URL COMMAND" in PAGE.read_text()
-    done = subprocess.run([PROGRAM, "--broker", vhost.url("amqp"), "plan"], capture_output=True, text=True)
-    assert (done.returncode, "missing" in done.stdout) == (3, True)

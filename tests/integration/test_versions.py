@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
 import re
 import subprocess
 import sys
 from pathlib import Path
-
-import pytest
 
 ROOT = Path(__file__).parents[2]
 
@@ -40,26 +37,5 @@ def test_the_page_on_deployment_and_pyproject_name_what_tox_tests() -> None:
     assert set(installable) <= set(pythons)
 
 
-def test_tox_combines_every_two_versions() -> None:
-    tested = combinations()
-    for one, other in itertools.combinations(range(4), 2):
-        pairs = {(found[one], found[other]) for found in tested}
-        assert pairs == set(itertools.product(*({found[column] for found in tested} for column in (one, other))))
-
-
 def version(name: str) -> list[int]:
     return [int(number) if number.isdigit() else 0 for number in name.split(".")]
-
-
-def test_the_main_job_of_the_matrix_is_there() -> None:
-    [named] = re.findall(r"^\[main-job\]\ntests =\n((?: +\S+\n)+)", (ROOT / "tox.ini").read_text(), re.MULTILINE)
-    assert [path for path in named.split() if not (ROOT / path).exists()] == []
-
-
-def test_tox_has_all_that_tests_read_but_the_package_which_is_installed() -> None:
-    if not (ROOT / ".git").exists():
-        pytest.skip("tox has the tests, and not the checkout")
-    tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
-    copied = re.findall(r"\{tox_root\}/(\S+)", (ROOT / "tox.ini").read_text())
-    left = {name.split("/")[0] for name in tracked} - set(copied)
-    assert left == {"celery_rabbit_delay", ".gitignore", ".pre-commit-config.yaml", ".readthedocs.yaml", "findings"}

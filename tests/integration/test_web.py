@@ -7,7 +7,6 @@ import os
 import re
 import shlex
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -25,7 +24,7 @@ from celery_rabbit_delay.amqp import schedule as schedule_
 from celery_rabbit_delay.amqp.destinations import QueueNames
 from celery_rabbit_delay.amqp.schedule import write_changes
 from celery_rabbit_delay.amqp.stream_consumer import StreamMessage
-from celery_rabbit_delay.core import journal, streams
+from celery_rabbit_delay.core import changes, journal, streams
 from celery_rabbit_delay.web import indexer as indexer_
 from celery_rabbit_delay.web import search as search_
 from celery_rabbit_delay.web.index import Counts
@@ -132,22 +131,6 @@ def test_what_is_due_is_no_longer_shown_and_levels_are_left_alone(vhost: Vhost, 
         shows(site, "id-later")
 
 
-def test_the_plot_counts_what_is_due_in_each_range(vhost: Vhost, serve: Serve) -> None:
-    vhost.declare("q")
-    with vhost.connection(**RECORDED) as connection:
-        for delay in (50, 55, 110):
-            publish(connection, delay, f"after-{delay}")
-    site = serve()
-    shows(site, "3 of 3 waiting", path="/?range=hour")
-    assert "of 3 waiting" in site.ask("/?range=month").text
-    page = site.ask("/?range=minute").text
-    assert "2 of 3 waiting" in page or "1 of 3 waiting" in page or "0 of 3 waiting" in page  # time has passed
-    assert page.count('class="bar"') <= 2
-    soon = datetime.now(timezone.utc) + timedelta(seconds=80)
-    assert "after-110" not in site.ask(f"/?until={int(soon.timestamp() * 1000)}").text
-    assert "after-50" not in site.ask(f"/?since={int(soon.timestamp() * 1000)}").text
-
-
 def test_tasks_are_cancelled_moved_and_run_alone_and_together(vhost: Vhost, make_app: MakeApp, serve: Serve) -> None:
     app = make_app(options=RECORDED)
     vhost.declare("celery")
@@ -181,13 +164,18 @@ def test_what_was_cancelled_can_be_restored_on_another_page(vhost: Vhost, make_a
     with vhost.connection(**RECORDED) as connection:
         for id_ in ids:
             publish(connection, 100, id_, headers={"task": "t", "id": id_})
+        publish(connection, 100, "stamped", headers={"task": "t", "id": "stamped", "stamps": {"batch": "red"}})
+        write_changes(connection, [changes.cancelled_stamps({"batch": "red"})])
     site, another = serve(), serve()
     numbers = [number_of(site, id_) for id_ in ids]
     for number in numbers:
         assert "1 cancelled" in site.post("/cancel", number=number)
     assert site.numbers("/") == []
+    [stamped] = set(site.numbers("/?state=cancelled")) - {*numbers}
+    assert "stamped stays cancelled by a stamp" in site.post("/restore", number=stamped)
     assert "1 restored" in site.post("/restore", number=numbers[1])
-    wait_until(lambda: len(another.numbers("/?state=cancelled")) == 2, "the other page lists them")
+    assert "1 of the selected tasks is not cancelled" in site.post("/restore", number=numbers[1])
+    wait_until(lambda: len(another.numbers("/?state=cancelled")) == 3, "the other page lists them")
     for number in numbers[::2]:
         assert "1 restored" in another.post("/restore", number=number)
     wait_until(lambda: len(site.numbers("/")) == 3, "all wait again")
@@ -216,32 +204,6 @@ def test_what_another_has_moved_meanwhile_is_not_moved_again(vhost: Vhost, serve
         shows(site, "mine")
         assert vhost.count("q") == 0
         assert [waiting.id for waiting in schedule_.scheduled(connection)] == ["mine"]
-
-
-@pytest.mark.more
-def test_messages_that_share_an_id_and_nothing_else_are_not_moved(vhost: Vhost, serve: Serve) -> None:
-    vhost.declare("q")
-    site = serve()
-    with vhost.connection(**RECORDED) as connection:
-        publish(connection, 60, "same")
-        publish(connection, 60, "same", headers={"mine": 1})
-        wait_until(lambda: len(site.numbers("/?q=same")) == 2, "both are found")
-        assert "2 different messages with the id" in site.post("/run-now", number=site.numbers("/?q=same")[0])
-        assert [waiting.id for waiting in schedule_.scheduled(connection)] == ["same", "same"]
-
-
-@pytest.mark.more
-def test_both_copies_of_a_message_are_moved_as_one(vhost: Vhost, serve: Serve) -> None:
-    vhost.declare("q")
-    site = serve()
-    with vhost.connection(**RECORDED) as connection:
-        for _ in range(2):  # as Kombu does after an error
-            publish(connection, 60, "same")
-        wait_until(lambda: len(site.numbers("/?q=same")) == 2, "both are found")
-        assert "1 due at once" in site.post("/run-now", number=site.numbers("/?q=same"))
-        assert len(take(connection, "q", 1)) == 1
-        assert [*schedule_.scheduled(connection)] == []
-    assert vhost.count("q") == 0
 
 
 def test_the_journal_is_read_from_its_end_backwards(vhost: Vhost, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -428,12 +390,8 @@ def test_other_names_and_forms_of_other_sites_are_turned_away(vhost: Vhost, serv
     assert site.ask("/cancel", {"number": 1}).status == 403
     assert site.ask("/cancel", {"number": 1, "token": "made up"}).status == 403
     assert site.ask("/cancel", {"number": 1, "token": token}, Sec_Fetch_Site="cross-site").status == 403
-    assert site.ask("/cancel", {"number": 1, "token": token, "back": "//evil.example.com"}).headers["Location"] == "/"
     assert site.ask("/cancel").status == 405
     assert site.ask("/cancel", {"number": "1" * 500_000, "token": token}).status in (400, 413)
-    policy = site.ask("/").headers["Content-Security-Policy"]
-    assert "default-src 'none'" in policy
-    assert "unsafe" not in policy
 
 
 def test_a_read_only_page_changes_nothing(vhost: Vhost, serve: Serve) -> None:
@@ -452,17 +410,6 @@ def test_a_read_only_page_changes_nothing(vhost: Vhost, serve: Serve) -> None:
             assert answer.status == 403, path
             assert "--read-only" in answer.text
         assert [waiting.id for waiting in schedule_.scheduled(connection)] == ["mine"]
-
-
-def test_half_open_connections_keep_out_nobody_who_has_the_password(serve: Serve) -> None:
-    site = serve("--read-only", **{PASSWORD: "sesame"})
-    address = ("127.0.0.1", int(site.url.rpartition(":")[2]))
-    authorization = "Basic " + base64.b64encode(b"me:sesame").decode()
-    with ExitStack() as stack:
-        for _ in range(150):
-            stack.enter_context(socket.create_connection(address, timeout=60)).sendall(b"GET / HTTP/1.1\r\n")
-        assert "celery_rabbit_delay_waiting" in site.ask("/metrics", Authorization=authorization).text
-        assert site.ask("/login").status == 200
 
 
 def test_metrics_are_printed_once(vhost: Vhost) -> None:

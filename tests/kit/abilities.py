@@ -21,12 +21,10 @@ class Ability(Enum):
     LIMITS_MESSAGES_TO_16_MB = (4, 0), None
     #: With Mnesia, as 3.10 and 4.0 were seen to, nodes may stay apart until they are restarted.
     HEALS_PARTITIONS = (4, 2), None
-    KOMBU_LIMITS_CONSUMERS = (4, 0), None  # from Kombu 5.7 on, also those of classic queues
     #: Quorum queues have priorities, and look for expired messages only at the head, where the high ones are.
     HOLDS_UP_LOW_PRIORITIES = (4, 0), (4, 3)
     KEEPS_QUEUES_IN_ONE_TABLE = (4, 2), None  # Khepri by default; with Mnesia there are two
     HIDES_WHAT_ONE_MAY_NOT_USE = (4, 2, 6), None  # a passive declaration needs some permission (#16085, #16272)
-    LIMITS_ONLY_CONSUMERS = (4, 3), None  # takes a limit of a channel for one of each consumer
     DELAYS_RETRIES = (4, 3), None  # a policy may make what comes back to a quorum queue wait
     HOLDS_MESSAGES = (4, 4), None  # in quorum queues until a delivery time
     GOES_ON_WITHOUT_ONE_NODE = (4, 3), None  # that has another cookie; earlier, all pause. 4.2 was not tried

@@ -14,7 +14,7 @@ def markdown(head: list[str], lines: Iterable[list[str]]) -> str:
 
 
 def machine(done: str, about: list[dict[str, Any]]) -> str:
-    """Return a sentence, when and with what something was `done`, from what `tests.kit.meter.about` said each time."""
+    """Return a sentence, when and with what something was `done`, from what `evidence.meter.about` said each time."""
 
     def each(name: str) -> str:
         return listed(dict.fromkeys(one[name] for one in about))

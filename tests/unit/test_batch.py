@@ -13,7 +13,7 @@ import pytest
 from amqp import Message
 from amqp.exceptions import RecoverableConnectionError
 
-from celery_rabbit_delay import BatchFailed, CascadeMissing, MessageRefused, NotPermitted, NotRouted
+from celery_rabbit_delay import BatchFailed, CascadeMissing, MessageRefused
 from celery_rabbit_delay.amqp.batch import Batch, collecting, current
 from celery_rabbit_delay.amqp.confirms import NotStored
 from celery_rabbit_delay.core import streams
@@ -29,13 +29,6 @@ def plan(name: str, recorded: bool = False) -> Plan:
     return Plan(message, {}, Destination("", "q"), 0, ticket=Ticket(int(name), STREAM) if recorded else None)
 
 
-class Returning(dict[str, Exception]):
-    """What is refused each time."""
-
-    def pop(self, key: str, default: Any = None) -> Any:
-        return self.get(key, default)
-
-
 class Sender:
     """Takes messages, and answers when somebody waits: those that it refuses once, with the reason."""
 
@@ -46,7 +39,6 @@ class Sender:
         self.refuses: dict[str, Exception] = {}
         self.refuses_alone: dict[str, Exception] = {}
         self.asked: list[tuple[str, Callable[[Exception | None], None]]] = []
-        self.most = 0
         self.is_lost = False
         self.writer = self
 
@@ -62,10 +54,7 @@ class Sender:
         return len(self.asked)
 
     def submit(self, plan: Plan, answered: Callable[[Exception | None], None]) -> Any:
-        if (refusal := self.refuses.get(plan.message.body)) and isinstance(refusal, NotPermitted):
-            raise refusal
         self.asked.append((plan.message.body, answered))
-        self.most = max(self.most, len(self.asked))
         return f"record {plan.number}" if plan.stream else None
 
     def wait_until(self, is_done: Callable[[], bool]) -> None:
@@ -101,27 +90,6 @@ def add(sender: Any, *names: str, recorded: bool = False) -> None:
         batch.add(sender, plan(name, recorded))
 
 
-def test_a_block_ends_when_all_is_stored_and_at_most_so_many_are_on_their_way(sender: Any) -> None:
-    with collecting(4):
-        add(sender, *map(str, range(20)), recorded=True)
-        assert len(sender.done) < 20
-    assert sender.done == list(map(str, range(20)))
-    assert sender.most == 4
-    assert sorted(sender.records) == sorted(f"record {number}" for number in range(20))
-    assert current() is None
-
-
-def test_a_block_that_raises_stores_what_it_has_sent(sender: Any) -> None:
-    def fail() -> None:
-        with collecting(10):
-            add(sender, "1")
-            raise KeyError("the caller's")
-
-    with pytest.raises(KeyError, match="the caller's"):
-        fail()
-    assert sender.done == ["1"]
-
-
 def test_messages_of_several_connections_are_waited_for_on_each(sender: Any) -> None:
     other: Any = Sender()
     with collecting(3):
@@ -148,21 +116,6 @@ def test_a_message_that_was_refused_at_first_is_sent_alone(sender: Any, refusal:
     assert sender.records == ["record 2", "record 3"]
 
 
-def test_what_a_missing_outbox_returned_is_sent_again_together_and_only_what_comes_back_once_more_alone(
-    sender: Any,
-) -> None:
-    sender.refuses = {name: NotRouted("no outbox") for name in ("1", "2", "3")}
-    with collecting(10):
-        add(sender, "1", "2", "3", "4", recorded=True)
-    assert (sender.done, sender.alone) == (["4", "1", "2", "3"], [])
-    assert sorted(sender.records) == [f"record {number}" for number in range(1, 5)]
-    sender.done.clear()
-    with collecting(10):
-        add(sender, "5", "6")
-        sender.refuses = Returning({"5": NotRouted("a level is gone")})
-    assert (sender.done, sender.alone) == (["6"], ["5"])
-
-
 def test_what_is_refused_again_alone_fails_with_its_id_and_all_others_are_stored(sender: Any) -> None:
     sender.refuses = {"1": NotStored(), "3": NotStored()}
     sender.refuses_alone = {"1": NotStored()}
@@ -175,21 +128,6 @@ def test_what_is_refused_again_alone_fails_with_its_id_and_all_others_are_stored
     assert (sender.done, sender.alone) == (["2"], ["3"])
     again = pickle.loads(pickle.dumps(failed.value))
     assert (again.ids, str(again)) == (["1"], str(failed.value))
-
-
-def test_a_connection_that_is_lost_fails_with_the_ids_that_have_no_answer(sender: Any) -> None:
-    other: Any = Sender()
-    sender.is_lost = True
-
-    def send() -> None:
-        with collecting(9):
-            add(sender, "1", "2")
-            add(other, "3")
-
-    with pytest.raises(BatchFailed, match="lost") as failed:
-        send()
-    assert failed.value.ids == ["1", "2"]
-    assert (sender.done, sender.alone, other.done) == ([], [], ["3"]), "they may be stored: the caller decides"
 
 
 def test_a_connection_that_is_lost_while_there_is_no_more_room_keeps_nobody_from_sending(sender: Any) -> None:
@@ -206,28 +144,6 @@ def test_a_connection_that_is_lost_while_there_is_no_more_room_keeps_nobody_from
     assert (failed.value.ids, sender.done) == (["1", "2"], ["3"])
 
 
-def test_a_message_that_cannot_be_sent_is_the_callers_error_and_none_of_the_batch(sender: Any) -> None:
-    sender.refuses = {"2": NotPermitted("it may not")}
-    with collecting(10):
-        add(sender, "1")
-        with pytest.raises(NotPermitted):
-            add(sender, "2")
-    assert (sender.done, sender.alone) == (["1"], [])
-
-
-def test_the_innermost_of_nested_blocks_collects_and_ends_when_its_own_are_stored(sender: Any) -> None:
-    with collecting(10):
-        add(sender, "1")
-        outer = current()
-        with collecting(10):
-            add(sender, "2")
-            assert current() is not outer
-        assert "2" in sender.done
-        assert current() is outer
-        add(sender, "3")
-    assert sorted(sender.done) == ["1", "2", "3"]
-
-
 def test_other_threads_and_forked_processes_do_not_collect(sender: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     found: list[Any] = []
     with collecting(10):
@@ -241,15 +157,6 @@ def test_other_threads_and_forked_processes_do_not_collect(sender: Any, monkeypa
             found.append(current())
         assert current() is not None
     assert found == [None, None]
-
-
-def test_a_block_that_collects_nothing_says_so(caplog: pytest.LogCaptureFixture, sender: Any) -> None:
-    with collecting(10):
-        add(sender, "1")
-    assert not caplog.records
-    with collecting(10):
-        pass
-    assert [record.levelname for record in caplog.records] == ["WARNING"]
 
 
 @pytest.mark.parametrize("size", [0, -3, 2.5, "a", True, None])

@@ -10,10 +10,9 @@ from typing import Any
 import pytest
 
 from celery_rabbit_delay.core.topology import LAYOUT
-from evidence.benchmarks.__main__ import RESULTS, SCHEDULE, add
+from evidence.benchmarks.__main__ import RESULTS, SCHEDULE
 from evidence.benchmarks.contenders import Contender, Native, Ours, QueuePerDelay
 from evidence.benchmarks.rows import HORIZONS, LATENESS, ROUTES
-from tests.kit import meter
 from tests.kit.page import machine, said
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -111,35 +110,6 @@ def test_every_row_says_when_and_how_it_was_measured(path: Path) -> None:
     for found in json.loads(path.read_text()).values():
         assert found["about"].keys() == found["rows"].keys()
         assert all(how <= about.keys() for about in found["about"].values())
-
-
-def test_a_row_measured_later_leaves_what_others_say_of_themselves(tmp_path: Path) -> None:
-    path = tmp_path / "results.json"
-    add(path, "4.3", "lateness", {"us": {"p50": 1.0}}, {"date": "2026-11-01"})
-    add(path, "4.3", "memory", {"us": meter.spread([1.0, 2.0, 3.0])}, {"date": "2026-11-01"})
-    add(path, "4.3", "memory", {"us": meter.spread([4.0])}, {"date": "2026-11-09"})
-    found = json.loads(path.read_text())["4.3"]
-    assert found["rows"]["memory"]["us"]["median"] == 4
-    assert {row: about["date"] for row, about in found["about"].items()} == {
-        "lateness": "2026-11-01",
-        "memory": "2026-11-09",
-    }
-
-
-def about(date: str, cpus: int, rabbitmq: str = "4.3.6") -> dict[str, Any]:
-    programs = {"python": "3.11.7", "celery": "5.7.0", "kombu": "5.7.0", "amqp": "5.4.2"}
-    return {"rabbitmq": rabbitmq, "date": date, "cpus": cpus, **programs}
-
-
-def test_what_was_measured_at_once_on_one_machine_is_said_once() -> None:
-    said = machine("Measured", [about("2026-11-01", 2), about("2026-11-01", 2, "3.10.8")])
-    assert said == (
-        "Measured on 2026-11-01 on RabbitMQ 4.3.6 and 3.10.8, Celery 5.7.0, Kombu 5.7.0, py-amqp 5.4.2 and "
-        "Python 3.11.7, on a machine with 2 CPUs."
-    )
-    said = machine("Measured", [about("2026-11-01", 4), about("2026-11-09", 2)])
-    assert said.startswith("Measured from 2026-11-01 to 2026-11-09 on RabbitMQ 4.3.6, ")
-    assert said.endswith("on a machine with 2 or 4 CPUs.")
 
 
 def test_the_page_says_what_a_cancelled_id_costs_a_worker_that_starts() -> None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from celery_rabbit_delay import Options
 from celery_rabbit_delay.core.destination import Destination
-from celery_rabbit_delay.core.levels import DEFAULT_OUTBOXES, fewest_set_bits
+from celery_rabbit_delay.core.levels import fewest_set_bits
 from celery_rabbit_delay.core.options import TEN_YEARS
 from celery_rabbit_delay.core.topology import Binding, Cascade, Exchange, Queue, Topology
 from tests.kit.broker_model import BrokerModel
@@ -138,13 +138,6 @@ def test_every_delay_arrives_once_within_its_slack_one_outbox_last(way: dict[str
     assert passed[1] >= len(process.usable)
 
 
-def test_an_outbox_that_a_process_misses_costs_it_hops() -> None:
-    model = model_with_queues("shop")
-    Process(model, outboxes=(0.1, 0.2, 0.3, 0.4, 0.5, 1))
-    passive = Process(model, outboxes=(0.1, 0.2, 0.3, 0.4, 0.5, 1, 2), passive=True)
-    assert [passive.send(seconds * 1_000_000) for seconds in (1, 2)] == [1, 3]
-
-
 @pytest.fixture(scope="module")
 def defaults() -> Process:
     return Process(model_with_queues("shop", cascade=Options().cascade), prefix="celery-rabbit-delay", **DEFAULTS)
@@ -160,12 +153,6 @@ LONGEST = int(Options().max_delay)
 def test_any_delay_of_the_default_options_arrives_once_within_its_slack(defaults: Process, delay: int) -> None:
     assert defaults.options == Options()
     defaults.send(delay)
-
-
-@pytest.mark.parametrize("seconds", DEFAULT_OUTBOXES)
-def test_each_default_outbox_takes_its_delay_alone(defaults: Process, seconds: float) -> None:
-    for publishing in (0, 1, 20_000, 124_999):
-        assert defaults.send(int(seconds * 1_000_000) - publishing) == 1
 
 
 seconds = st.integers(1, 200).map(lambda n: n / 10)
@@ -208,48 +195,11 @@ def test_a_users_routing_key_that_looks_like_one_of_ours_matches_no_level_and_no
         assert model.publish(exchange, *keys, key)[0] == [(outbox * TICK, "shop")]
 
 
-@pytest.mark.parametrize("outbox", [0, 100])
-@pytest.mark.parametrize("destination", [SHOP, ORDERS, NEW])
-def test_what_nobody_takes_waits_in_its_outbox_and_nowhere_else(destination: Destination, outbox: int) -> None:
-    """Until its queue, its exchange or a binding is there: RabbitMQ tries again by itself."""
-    model = model_with_queues()
-    bind(model, destination, outboxes=[100])
-    for _ in range(2):
-        arrived, visited = model.publish(*entry(6, destination, outbox=outbox))
-        assert arrived == [((6 + outbox) * TICK, CASCADE.outbox_name(destination, outbox))]
-        assert len(visited) == 3
-        named_exchange(model)  # with no binding
-
-
 def test_a_message_for_a_short_lived_queue_that_is_gone_is_dropped_as_without_a_delay() -> None:
     model = model_with_queues(REPLY.key)
     assert model.publish(*entry(6, REPLY))[0] == [(60, REPLY.key)]
     model.delete_queue(REPLY.key or "")
     assert model.publish(*entry(6, REPLY))[0] == []
-
-
-def test_a_message_whose_outbox_is_gone_returns_to_its_publisher_or_becomes_an_orphan() -> None:
-    model = model_with_queues("shop")
-    bind(model, SHOP, outboxes=[100])
-    model.delete_queue(CASCADE.outbox_name(SHOP, 100))
-    exchange, *keys = entry(0, SHOP, outbox=100)
-    assert model.route(exchange, tuple(keys)) == set()
-    arrived, _ = model.publish(*entry(5, SHOP, outbox=100))
-    assert arrived == [(5 * TICK, CASCADE.orphans)]
-
-
-@pytest.mark.parametrize("outbox", [0, 100])
-@pytest.mark.parametrize("destination", [ORDERS, NEW])
-@pytest.mark.parametrize("kind", ["direct", "topic", "fanout"])
-def test_a_named_exchange_routes_by_the_original_key(destination: Destination, outbox: int, kind: str) -> None:
-    model = model_with_queues("shop", "audit", "old")
-    named_exchange(model, "shop", "audit", kind=kind)
-    model.bind([Binding("orders", "old", "queue", "old")] if kind != "fanout" else [])
-    for one in (ORDERS, NEW):
-        bind(model, one, outboxes=[100, 200])
-    arrived, _ = model.publish(*entry(6, destination, outbox=outbox))
-    due = (6 + outbox) * TICK
-    assert sorted(arrived) == [(due, "audit"), (due, "shop")], "once, though there are outboxes for the key and all"
 
 
 def test_only_its_own_outboxes_lead_to_what_belongs_to_a_user() -> None:
@@ -269,20 +219,6 @@ def test_a_key_that_somebody_made_up_ends_among_the_orphans_once(forged: str) ->
         bind(model, destination, outboxes=[100])
     arrived, _ = model.publish(CASCADE.ingest, forged, "shop", SHOP.address())
     assert [queue for _, queue in arrived] == [CASCADE.orphans]
-
-
-@pytest.mark.parametrize(
-    ("forged", "ticks"), [("@.^3.^3", 8), ("@.^9.^9.^3", 520), ("@.^9.^3.^3.^3.^1", 522), ("@.^3.^2.^9.^3", 8)]
-)
-def test_a_key_that_somebody_made_up_of_repeated_levels_leads_to_his_own_destination_alone(
-    forged: str, ticks: int
-) -> None:
-    model = model_with_queues("shop", "mails")
-    for destination in (SHOP, MAILS):
-        bind(model, destination, outboxes=[100])
-    arrived, _ = model.publish(CASCADE.ingest, forged, "shop", SHOP.address())
-    assert (ticks * TICK, "shop") in arrived
-    assert {queue for _, queue in arrived} <= {"shop", CASCADE.orphans}
 
 
 @pytest.mark.parametrize(
@@ -323,22 +259,6 @@ def test_a_cascade_by_time_has_three_queues_and_one_for_each_destination() -> No
     for kind in ("queues", "exchanges"):
         merged, alone = getattr(with_levels, kind), getattr(Topology.of([CASCADE], [SHOP]), kind)
         assert all(merged[name] == part for name, part in alone.items()), "both kinds declare what they share alike"
-
-
-@given(st.integers(1, 1 << 40))
-def test_a_broker_that_holds_messages_delivers_each_once_when_it_is_due_through_one_outbox(due: int) -> None:
-    model = BrokerModel(BY_TIME, holds_messages=True)
-    model.add(CASCADE)  # what an earlier release has left
-    model.queues["shop"] = Queue("shop", {})
-    bind(model, SHOP, BY_TIME)
-    arrived, visited = model.publish(*by_time(SHOP), until=due)
-    assert (arrived, visited) == ([(due, "shop")], [BY_TIME.outbox_name(SHOP)])
-
-
-def test_a_broker_that_does_not_hold_messages_delivers_them_at_once() -> None:
-    model = model_with_queues("shop", cascade=BY_TIME)
-    bind(model, SHOP, BY_TIME)
-    assert model.publish(*by_time(SHOP), until=5000)[0] == [(0, "shop")]
 
 
 @pytest.mark.parametrize("destination", [SHOP, ORDERS, NEW, REPLY])
@@ -384,19 +304,6 @@ def test_queues_keep_messages_until_the_next_one_has_them_and_have_no_limit() ->
             assert queue.arguments["x-queue-leader-locator"] == "balanced"
 
 
-def test_an_outbox_dead_letters_to_its_destination_and_no_level_drops_the_keys_of_a_message() -> None:
-    for destination, to in ((SHOP, ("", "shop")), (ORDERS, ("orders", None)), (NEW, ("orders", "new"))):
-        arguments = CASCADE.outbox(destination, 100).arguments
-        assert (arguments["x-dead-letter-exchange"], arguments.get("x-dead-letter-routing-key")) == to
-    assert not any("x-dead-letter-routing-key" in queue.arguments for queue in CASCADE.queues())
-
-
-def test_a_level_keeps_a_message_for_its_ticks_and_an_outbox_for_its_own() -> None:
-    seconds = {queue.name: queue.seconds for queue in CASCADE.queues() if ".delay." in queue.name}
-    assert seconds == {level.queue: level.ticks * 0.01 for level in CASCADE.levels}
-    assert [CASCADE.outbox(SHOP, ticks).seconds for ticks in (0, 1, 100)] == [0, 0.01, 1]
-
-
 def test_an_outbox_says_what_it_is_for() -> None:
     assert CASCADE.outbox_name(SHOP, 100) == "t.v3.10ms.out.1s.+shop"
     assert CASCADE.outbox_name(SHOP, 1) == "t.v3.10ms.out.10ms.+shop"
@@ -405,17 +312,6 @@ def test_an_outbox_says_what_it_is_for() -> None:
     for other in (CASCADE.levels[0].queue, CASCADE.orphans, "shop", "t.v3.10ms.out.short-lived", "t.v3.10ms.outer"):
         assert CASCADE.outbox_of(other) is None
     assert CASCADE.outbox_of("t.v3.10ms.out.7ms.+shop") is None, "no whole number of ticks"
-
-
-def test_a_topology_has_each_part_of_several_cascades_and_destinations_once() -> None:
-    both = CASCADE, BY_TIME
-    topology = Topology.of(both, iter([SHOP, NEW, REPLY]), outboxes=iter([100]))
-    assert topology.exchanges.keys() == {e.name for c in both for e in c.exchanges()}
-    outboxes = {CASCADE.outbox_name(one, n) for one in (SHOP, NEW) for n in (0, 100)}
-    assert topology.queues.keys() == {q.name for c in both for q in c.queues()} | outboxes
-    expected = [one for cascade in both for one in cascade.bindings()]
-    expected += [one for c in both for to in (SHOP, NEW) for n in (0, 100) for one in c.outbox_bindings(to, n)]
-    assert topology.bindings.keys() == set(expected)
 
 
 def test_cascades_that_are_declared_differently_share_no_name() -> None:

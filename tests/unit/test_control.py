@@ -15,11 +15,9 @@ from celery.app.control import Control
 from celery.exceptions import SoftTimeLimitExceeded
 
 import celery_rabbit_delay
-from celery_rabbit_delay import Options, StreamUnavailable
 from celery_rabbit_delay.app import control, pausing
 from celery_rabbit_delay.app.control import changes_in
 from celery_rabbit_delay.core.changes import Changes
-from celery_rabbit_delay.core.options import DRIVER_TYPE
 
 ID = uuid.UUID("7e2b6a4c-5d4e-4e0b-8d4b-0c1f6ed7f2a1")
 
@@ -126,29 +124,3 @@ def test_a_worker_that_may_not_consume_a_queue_again_connects_again() -> None:
     consumer: Any = SimpleNamespace(task_consumer=SimpleNamespace(follow_pauses=follow_pauses))
     with pytest.raises(RecoverableConnectionError, match="other arguments"):
         pausing.follow_pauses(consumer)
-
-
-class Client:
-    """A `kombu.Connection`."""
-
-    def __init__(self, **attributes: Any) -> None:
-        vars(self).update(attributes)
-
-
-def test_a_worker_that_cannot_follow_the_changes_says_so_again_once_it_could(caplog: pytest.LogCaptureFixture) -> None:
-    timer = SimpleNamespace(call_repeatedly=lambda *arguments: None)
-    app = SimpleNamespace(conf=SimpleNamespace(worker_enable_remote_control=True, control_exchange="celery"))
-    transport = SimpleNamespace(driver_type=DRIVER_TYPE, delay_options=Options(schedule=True))
-    fails = iter([True, True, False, True, True])
-
-    def catch_up(*args: Any, **options: Any) -> None:
-        if next(fails):
-            raise StreamUnavailable("it has no leader")
-
-    following = SimpleNamespace(catch_up=catch_up)
-    client = Client(connection=SimpleNamespace(interceptor=SimpleNamespace(following=following)), transport=transport)
-    consumer = SimpleNamespace(app=app, connection=client, hub=None, pool=None, timer=timer, call_soon=None)
-    step = control.FollowChanges(consumer)
-    for _ in range(5):  # it starts again at each reconnect
-        step.start(consumer)
-    assert sum("does not know which tasks were cancelled" in one.message for one in caplog.records) == 2

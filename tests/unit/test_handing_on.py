@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from datetime import datetime, timedelta, timezone
 from functools import partial
@@ -17,15 +16,12 @@ from celery.worker import state as worker_state
 from celery_rabbit_delay import InvalidDelay, InvalidDestination, MessageRefused, NotPermitted, Options
 from celery_rabbit_delay.amqp.interceptor import Interceptor
 from celery_rabbit_delay.app.handing_on import (
-    PATIENCE,
     PAUSE,
     HandingOn,
     came_early,
     due_of,
     has_waited,
 )
-from celery_rabbit_delay.app.worker import Report
-from celery_rabbit_delay.core.destination import Destination
 from celery_rabbit_delay.core.headers import HEADER, State
 
 DUE = datetime(2030, 7, 1, 12, tzinfo=timezone.utc)
@@ -142,15 +138,6 @@ class Worker:
         return self.handing_on.offer(one)
 
 
-def test_a_task_that_is_not_due_returns_to_its_queue_and_is_acknowledged_once_it_is_stored() -> None:
-    worker = Worker()
-    assert worker.offer("1")
-    assert worker.acknowledged == ["1"]
-    assert worker.seconds == PATIENCE
-    [sent] = worker.sent
-    assert (sent.destination, sent.headers[HEADER]["queue"], sent.id) == (Destination("", "q"), "q", "1")
-
-
 @pytest.mark.parametrize(
     "task",
     [
@@ -167,18 +154,6 @@ def test_a_worker_keeps_what_it_may_not_hand_on(task: dict[str, Any], monkeypatc
     worker = Worker()
     assert not worker.offer(**{"id_": "1", **task})
     assert (worker.sent, worker.acknowledged) == ([], [])
-
-
-def test_a_queue_whose_tasks_are_refused_is_left_alone_and_that_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
-    worker = Worker()
-    worker.fails = NotPermitted("it may not")
-    assert not worker.offer("1")
-    worker.fails = None
-    assert not worker.offer("2")
-    assert worker.offer("3", "theirs")
-    assert worker.acknowledged == ["3"]
-    assert [record.getMessage() for record in caplog.records if "it may not" in record.getMessage()] != []
-    assert len(caplog.records) == 1
 
 
 @pytest.mark.parametrize("error", [InvalidDelay("too long"), InvalidDestination("no"), MessageRefused("too large")])
@@ -223,26 +198,3 @@ def test_a_consumer_that_has_ended_takes_what_still_comes_and_acknowledges_nothi
     worker.handing_on.finish()
     assert worker.offer("1")
     assert (worker.sent, worker.acknowledged) == ([], [])
-
-
-def test_a_worker_reports_once_for_all_tasks_that_it_hands_on_and_needs_no_timer_before(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    timers: list[Any] = []
-
-    def call_after(seconds: float, report: Any) -> Any:
-        timers.append(SimpleNamespace(fire=report, cancel=lambda: None))
-        return timers[-1]
-
-    worker = Worker()
-    consumer = SimpleNamespace(task_consumer=worker, timer=SimpleNamespace(call_after=call_after))
-    Report(consumer).start(consumer)
-    assert not timers
-    with caplog.at_level(logging.INFO):
-        for tasks in (3, 2):
-            for number in range(tasks):
-                worker.offer(str(number))
-            timers[-1].fire()
-        worker.handing_on.report()
-    assert len(timers) == 2
-    assert [record.getMessage().split()[0] for record in caplog.records] == ["3", "2"]

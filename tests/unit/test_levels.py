@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from celery_rabbit_delay import Options
 from celery_rabbit_delay.core.levels import (
     DEFAULT_OUTBOXES,
-    MOST_COMBINED,
     Level,
     fewest_set_bits,
     powers_of_two,
@@ -96,20 +95,6 @@ def test_each_everyday_delay_is_that_of_an_outbox_and_takes_no_level() -> None:
     assert len(DEFAULT_OUTBOXES) == len(set(DEFAULT_OUTBOXES))
     for seconds in EVERYDAY:
         assert options.route(options.cascade, seconds * 8) == ((), seconds * 8)
-
-
-def test_delays_that_are_not_round_end_in_few_outboxes() -> None:
-    options = Options()
-    chosen = random.Random(1)
-    delays = [
-        chosen.randrange(125_000, span * SECOND) for span in (15, 60, 600, 86_400, 2_592_000) for _ in range(2000)
-    ]
-    used: set[int] = set()
-    for delay in delays:
-        if -(-delay // 125_000) not in options.outbox_ticks:
-            used |= {options.route(options.cascade, options.ticks(delay)).outbox} - {0}
-    assert used == {*options.outbox_ticks[:MOST_COMBINED]}
-    assert len(used) == 5
 
 
 @pytest.mark.parametrize(

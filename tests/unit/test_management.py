@@ -217,8 +217,3 @@ def test_a_url_that_cannot_be_read_is_an_error_without_its_password(url: str) ->
     with pytest.raises(UnsupportedConfiguration, match=r"the management API cannot be read: .*as / as %2F$") as failed:
         Management(url, "/")
     assert not [part for part in ("s3", "12", "34") if part in str(failed.value)]
-
-
-def test_a_host_name_with_a_space_is_an_error() -> None:
-    with pytest.raises(UnsupportedConfiguration, match="no management API answers at my host"):
-        Management("http://me:secret@my host", "/").queues()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import json
 import re
 from dataclasses import fields
 from pathlib import Path
@@ -66,13 +65,6 @@ def test_an_option_is_checked_and_its_error_names_it(name: str) -> None:
         Options.parse({name: bad})
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_an_option_survives_being_written_as_json(name: str) -> None:
-    written = json.loads(json.dumps(Options(**{name: VALUES[name][0]}, **BESIDE.get(name, {})).to_dict()))
-    assert written[name] == VALUES[name][0]
-    assert Options.parse(written).to_dict() == written
-
-
 #: Options that commands heed beside them.
 HEEDED = ["confirm_timeout"]
 
@@ -115,3 +107,10 @@ def test_the_reference_has_a_row_for_each_option_with_its_default() -> None:
         value = words[default] if default in words else ast.literal_eval(default.strip("`"))
         assert value == getattr(Options(), name), name
         assert text.strip(), name
+
+
+def test_what_a_worker_says_of_the_options_when_it_starts() -> None:
+    recorded, none = Options(schedule=True, journal=5.5), Options(schedule=True, journal=None)
+    assert Options().summary.endswith("tick 0.125 s, at most 365 days, without the schedule")
+    assert recorded.summary.endswith("at most 365 days, with the schedule, recorded from 5.5 s")
+    assert none.summary.endswith("with the schedule, none is recorded")

@@ -2,15 +2,8 @@
 
 from __future__ import annotations
 
-import traceback
-from datetime import datetime, timezone
-
 import pytest
-from amqp.exceptions import AccessRefused, NotFound, PreconditionFailed
 
-from celery_rabbit_delay import DelayError, Options
-from celery_rabbit_delay.amqp import declare
-from celery_rabbit_delay.core import due
 from celery_rabbit_delay.core.text import counted, duration, span
 
 
@@ -57,25 +50,3 @@ def test_a_duration_is_in_days_if_it_is_long() -> None:
 )
 def test_a_span_has_two_units_at_most(milliseconds: int, text: str) -> None:
     assert span(milliseconds) == text
-
-
-@pytest.mark.parametrize("error", [PreconditionFailed, AccessRefused, NotFound])
-def test_what_the_broker_refuses_has_a_traceback_of_one_error(error: type[Exception]) -> None:
-    with pytest.raises(DelayError) as caught, declare.translate_errors(Options().cascade):
-        raise error("what the broker says")
-    shown = "".join(traceback.format_exception(caught.value))
-    assert "what the broker says" in shown
-    assert shown.count("Traceback") == 1
-
-
-def test_what_cannot_be_read_has_a_traceback_of_one_error() -> None:
-    now = datetime.now(timezone.utc)
-    for read in (
-        lambda: due.parse_eta("soon"),
-        lambda: due.due_at(None, "soon", now),
-        lambda: due.eta_in_utc("0001-01-01T00:00:00+14:00"),
-        lambda: due.parse_x_delay("soon"),
-    ):
-        with pytest.raises(DelayError) as caught:
-            read()
-        assert "".join(traceback.format_exception(caught.value)).count("Traceback") == 1

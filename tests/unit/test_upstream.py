@@ -6,7 +6,6 @@ import re
 import select
 import socket
 from contextlib import nullcontext
-from datetime import datetime, timezone
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,31 +13,9 @@ import amqp
 import kombu
 import pytest
 from amqp import spec
-from celery import Celery, beat
-from celery.worker.request import Request
+from celery import Celery
 
 from celery_rabbit_delay import upstream
-
-
-def test_settings_are_read_without_loading_the_configuration() -> None:
-    app = Celery("shop", set_as_current=False)
-    app.conf.broker_url = "amqp://early//"
-    assert upstream.settings_so_far(app).get("broker_url") == "amqp://early//"
-    assert not app.configured
-    assert app.conf.task_protocol == 2  # loads it
-    assert app.configured
-    assert upstream.settings_so_far(app).broker_url == "amqp://early//"
-
-
-def test_forgotten_connections_stay_with_whoever_holds_them() -> None:
-    app = Celery("shop", broker="amqp://before//", set_as_current=False)
-    pool, producers = app.pool, app.amqp.producer_pool
-    app.conf.broker_url = "amqp://after//"
-    assert app.pool is pool
-    upstream.forget_connections(app)
-    assert app.pool.connection.hostname == "after"
-    assert app.amqp.producer_pool.connections.connection.hostname == "after"
-    assert pool.connection.hostname == producers.connections.connection.hostname == "before"
 
 
 @pytest.mark.filterwarnings("ignore:(?s).*The 'queue' task attribute is deprecated")
@@ -64,35 +41,6 @@ def test_the_queues_that_an_app_routes_to_are_known(routes: Any, names: set[str]
 
 def route(*args: Any, **kwargs: Any) -> None:
     raise AssertionError("a function that chooses is not called")
-
-
-def test_a_mixin_comes_before_the_class_that_an_object_has() -> None:
-    class Base:
-        def word(self) -> str:
-            return "base"
-
-    class Mixin:
-        extra = 0
-
-        def word(self) -> str:
-            return f"mixed {super().word()}"  # type: ignore[misc]
-
-    one: Any = Base()
-    other = Base()
-    upstream.mix_in(one, Mixin, extra=5)
-    assert (one.word(), other.word()) == ("mixed base", "base")
-    assert isinstance(one, Base)
-    assert isinstance(one, Mixin)
-    assert one.extra == 5
-    assert type(one).__name__ == "Mixin"
-
-
-def test_a_request_without_its_eta_is_one_to_run_at_once() -> None:
-    request = Request.__new__(Request)
-    request._eta = datetime(2030, 1, 1, tzinfo=timezone.utc)
-    assert request.eta == datetime(2030, 1, 1, tzinfo=timezone.utc)
-    upstream.clear_eta(request)
-    assert request.eta is None
 
 
 def connection_to(frames: list[Any], **options: Any) -> Any:
@@ -164,36 +112,3 @@ def test_a_closed_socket_is_closed_for_this_process_alone() -> None:
     upstream.close_socket(connection)
     for end in (child, theirs):
         end.close()
-
-
-def test_a_scheduler_runs_an_entry_again_when_it_is_told_to() -> None:
-    sent: list[str] = []
-
-    class Scheduler(beat.Scheduler):  # type: ignore[misc]
-        def apply_entry(self, entry: Any, producer: Any = None) -> None:
-            sent.append(entry.name)
-            raise LookupError
-
-        producer = None
-
-    app = Celery("shop", broker="memory://", set_as_current=False)
-    long_ago = datetime(2026, 1, 1, tzinfo=timezone.utc)
-    scheduler = Scheduler(app)
-    entry = scheduler.add(name="run", task="t", schedule=60, last_run_at=long_ago)
-    with pytest.raises(LookupError):
-        scheduler.tick()
-    scheduler.schedule["run"] = entry
-    upstream.schedule_again(scheduler, entry, 30)
-    [event] = scheduler._heap
-    assert event[2] is entry
-    assert 28 < event[0] - scheduler._when(entry, 0) <= 31
-    going_on = scheduler._heap
-    upstream.unschedule(scheduler, "other")
-    assert scheduler._heap == [event]
-    upstream.unschedule(scheduler, "run")
-    assert scheduler._heap == []
-    assert going_on == [event]
-    upstream.schedule_again(scheduler, entry, 0)
-    with pytest.raises(LookupError):
-        scheduler.tick()
-    assert sent == ["run", "run"]

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import Any
 
-from evidence.battle import pieces, report
+from evidence.battle import report
 from evidence.battle.app import OURS
-from evidence.battle.verdict import Fault, Run, judge
-from tests.kit import ledger
+from evidence.battle.verdict import Fault, judge
 from tests.kit.page import drawn, said
 
 ROOT = Path(__file__).parents[2]
@@ -85,14 +83,6 @@ def test_a_task_that_expired_before_it_was_due_is_not_lost_and_must_not_run() ->
     assert (verdict.expired, verdict.good) == (["a"], False)
 
 
-def test_percentiles_are_of_first_runs() -> None:
-    published = [{"id": str(n), "sent": 0.0, "due": 0.0} for n in range(100)]
-    ran = [*({"id": str(n), "at": float(n)} for n in range(100)), {"id": "0", "at": 500.0}]
-    figures = judge(published, ran).figures()
-    assert [figures[name] for name in ("p50", "p99", "p100")] == [50.0, 99.0, 99.0]
-    assert figures["unexplained"] == 1
-
-
 def test_the_page_is_drawn_from_the_results() -> None:
     texts = [page.read_text() for page in report.PAGES]
     assert texts == list(map(report.page, texts))
@@ -107,11 +97,6 @@ def test_the_comparison_says_how_battles_ended() -> None:
     assert f"| {last(report.NATIVE)} | {last(OURS)} |" in said(ROOT / "docs" / "comparison.md")
 
 
-def test_a_retry_that_is_published_twice_is_due_when_it_was_due_at_first() -> None:
-    again = [{"id": "a", "sent": 3.0, "due": 13.0}, {"id": "a", "confirmed": 3.1}]
-    assert judge([*PUBLISHED, *again], [{"id": "a", "at": 11.0}]).runs == [Run(10.0, 11.0)]
-
-
 def test_a_fault_explains_why_a_retry_ran_twice_whose_task_it_struck() -> None:
     retry = {"id": "a.1", "sent": 12.0, "due": 13.0}
     runs = [{"id": "a.1", "at": 13.0}, {"id": "a.1", "at": 13.1}]
@@ -119,63 +104,3 @@ def test_a_fault_explains_why_a_retry_ran_twice_whose_task_it_struck() -> None:
     assert (struck.duplicated, struck.unexplained) == (["a.1"], [])
     calm = judge([*PUBLISHED, retry], runs, [Fault("broker killed", 14.0, 15.0)])
     assert (calm.duplicated, calm.unexplained) == ([], ["a.1"])
-
-
-def test_a_task_is_struck_from_a_minute_before_it_is_due_until_it_runs() -> None:
-    fault = Fault("broker killed", 100.0, 110.0)
-    assert pieces.is_struck(Run(due=170.0, at=170.1), [fault])
-    assert not pieces.is_struck(Run(due=170.1, at=170.2), [fault])
-    assert pieces.is_struck(Run(due=99.0, at=100.0), [fault])
-    assert not pieces.is_struck(Run(due=99.0, at=99.9), [fault])
-
-
-def test_percentiles_of_pieces_are_at_most_a_tenth_too_high() -> None:
-    counts = pieces.classes(Run(10.0, 10.0 + seconds) for seconds in (0.0, 0.0005, 0.02, 0.5, 100.0))
-    assert pieces.percentile(counts, 40) == 0.001
-    assert 0.02 <= pieces.percentile(counts, 60) <= 0.022
-    assert 0.5 <= pieces.percentile(counts, 80) <= 0.55
-    assert 100 <= pieces.percentile(counts, 100) <= 110
-    assert math.isnan(pieces.percentile({}, 50))
-
-
-PIECE: dict[str, Any] = {
-    **{"contender": "celery-rabbit-delay", "rabbitmq": "4.3.6", "release": "4.3", "nodes": 1, "seed": 7, "minutes": 10},
-    **{"rate": 300, "date": "2026-11-25", "commit": "abc", "confirmed": 1000, "delayed": 900, "lost": 0, "early": 0},
-    **{"duplicated": 2, "unexplained": 0, "cancelled": 20, "revoked": 0, "moved": 9, "last": 61.5},
-    **{"faults": {"broker killed": 3}, "calm": {"10": 500}, "struck": {"10": 400, "80": 100}},
-}
-
-
-def test_pieces_of_a_campaign_add_up() -> None:
-    other = {
-        **PIECE,
-        "confirmed": 500,
-        "delayed": 450,
-        "lost": 1,
-        "faults": {"broker killed": 1, "cut": 2},
-        "nodes": 3,
-        "last": 9.0,
-    }
-    native = {**PIECE, "contender": "native delayed delivery"}
-    assert pieces.summary([PIECE, native, other]) == (
-        "In a campaign of 1,500 tasks, 90 % of them delayed, through 6 faults, 3 of them on single nodes, 1 was lost, "
-        "0 ran early, and of 40 cancelled ones 0 ran; of 1,500 tasks 0 ran "
-        "twice without a fault."
-    )
-    _, _, alone, clustered, theirs = pieces.totals([native, PIECE, other]).splitlines()
-    assert "| 4.3.6 | 1 | 3 | 1,000 | 0 | 0 | 2 | 20 | 0 | 0.00 | 2.05 | 62 |" in alone
-    assert "| 4.3.6 | 3 | 3 | 500 | 1 | 0 | 2 | 20 | 0 | 0.00 | 2.05 | 9 |" in clustered
-    assert theirs.startswith("| native delayed delivery | 2026-11-25 | 4.3.6 | 1 | 3 | 1,000 | 0 |")
-    summed = pieces.totals([PIECE, {**other, "nodes": 1}]).splitlines()
-    assert "| 1 | 6 | 1,500 | 1 | 0 | 4 | 40 | 0 | 0.00 | 2.05 | 62 |" in summed[-1]
-
-
-def test_a_follower_of_a_ledger_reads_each_entry_once_and_none_by_halves(tmp_path: Path) -> None:
-    path = tmp_path / "ledger"
-    path.write_bytes(b'{"id": 1}\n{"i')
-    follower = ledger.Follower(path)
-    assert follower.read() == [{"id": 1}]
-    assert follower.read() == []
-    with path.open("ab") as file:
-        file.write(b'd": 2}\n')
-    assert follower.read() == [{"id": 2}]

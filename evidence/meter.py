@@ -19,7 +19,7 @@ import psutil
 
 from tests.kit.node import Node
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[1]
 
 
 def processes(pid: int) -> Iterator[psutil.Process]:
