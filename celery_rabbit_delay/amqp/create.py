@@ -73,11 +73,12 @@ def create_parts(channel: ConfirmedChannel, cascade: Cascade) -> None:
             # RabbitMQ with Mnesia looks for a queue in two tables, one after the other. If another connection creates
             # the queue in between, it reports a node that is down (rabbit_amqqueue:not_found_or_absent_dirty).
             _declare(channels, cascade)
+        if channel.server_version < declare.SHOWS_WHAT_STARTED:  # another process may just be creating them
+            time.sleep(declare.STARTED_AFTER)
 
 
 def create_marker(channel: ConfirmedChannel, cascade: Cascade) -> None:
-    """Show that all other parts are there, once they are on the disk. Raises as `create_cascade`."""
-    time.sleep(declare.SAVED_AFTER)  # also if the marker exists: another process may just be repairing the same part
+    """Show that all other parts are there. Raises as `create_cascade`."""
     with declare.translate_errors(cascade):
         declare.declare_exchange(channel.get_channel(), list(cascade.exchanges())[-1])
 
@@ -86,6 +87,7 @@ def _declare(channels: Sequence[Any], cascade: Cascade) -> None:
     *exchanges, _ = cascade.exchanges()
     _declare_all(channels[:1], exchanges, declare.declare_exchange)
     _declare_all(channels, list(cascade.queues()), declare.declare_queue)
+    declare.save(channels[0], cascade)
     _declare_all(channels, list(cascade.bindings()), declare.bind)
 
 

@@ -6,6 +6,7 @@ Each function takes a channel. The broker may close it in its answer; py-amqp th
 from __future__ import annotations
 
 import time
+import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -110,32 +111,58 @@ def exists(ask_for: Callable[[Channel, str], Any], channel: Channel, name: str) 
     return True
 
 
-def lead_to(channel: ConfirmedChannel, cascade: Cascade, destination: Destination, outboxes: Sequence[int]) -> None:
-    """Bind the outboxes of a destination, and create them if one is missing. Raises as `translate_errors`."""
+def lead_to(channel: ConfirmedChannel, cascade: Cascade, destination: Destination) -> None:
+    """Bind the outbox of a destination without a delay, and create it if it is missing.
+
+    Raises as `translate_errors`.
+    """
+    try:
+        bind_outboxes(channel.get_channel(), cascade, destination, (0,))
+    except CascadeMissing as exc:
+        if cascade.outbox_prefix not in str(exc):
+            raise
+        declare_outboxes(channel.get_channel(), cascade, destination, (0,))
+        bind_outboxes(channel.get_channel(), cascade, destination, (0,))
+
+
+def lead_safely_to(channel: ConfirmedChannel, cascade: Cascade, destination: Destination) -> None:
+    """Create the outbox of a destination without a delay, if it is missing, and bind it once it is saved.
+
+    Raises as `translate_errors`.
+    """
+    declare_outboxes(channel.get_channel(), cascade, destination, (0,))
+    save(channel.get_channel(), cascade)
+    bind_outboxes(channel.get_channel(), cascade, destination, (0,))
+
+
+def declare_outboxes(channel: Channel, cascade: Cascade, destination: Destination, outboxes: Sequence[int]) -> None:
+    """Create outboxes of a destination with delays in ticks. Raises as `translate_errors`."""
     with translate_errors(cascade):
-        try:
-            _bind_outboxes(channel.get_channel(), cascade, destination, outboxes)
-            return
-        except NotFound as exc:
-            if cascade.outbox_prefix not in exc.reply_text:
-                raise
         for ticks in outboxes:
-            declare_queue(channel.get_channel(), cascade.outbox(destination, ticks), nowait=ticks != outboxes[-1])
-        if channel.server_version < SHOWS_WHAT_STARTED:  # another process may just be creating them
-            time.sleep(STARTED_AFTER)
-        _bind_outboxes(channel.get_channel(), cascade, destination, outboxes)
+            declare_queue(channel, cascade.outbox(destination, ticks), nowait=ticks != outboxes[-1])
 
 
-def _bind_outboxes(channel: Channel, cascade: Cascade, destination: Destination, outboxes: Sequence[int]) -> None:
+def bind_outboxes(channel: Channel, cascade: Cascade, destination: Destination, outboxes: Sequence[int]) -> None:
+    """Bind outboxes of a destination with delays in ticks. Raises as `translate_errors`."""
     *bindings, last = [one for ticks in outboxes for one in cascade.outbox_bindings(destination, ticks)]
-    for binding in bindings:
-        bind(channel, binding, nowait=True)
-    bind(channel, last)
+    with translate_errors(cascade):
+        for binding in bindings:
+            bind(channel, binding, nowait=True)
+        bind(channel, last)
 
 
-def bind_outbox(channel: Channel, cascade: Cascade, destination: Destination, ticks: int) -> None:
-    """Bind an outbox with a delay in ticks."""
-    _bind_outboxes(channel, cascade, destination, (ticks,))
+def save(channel: Channel, cascade: Cascade) -> None:
+    """Let RabbitMQ write down the names of the quorum queues that were declared until now.
+
+    It does so when it looks for the name of the next one that it starts (ra_directory.erl, `register_name`; Erlang,
+    dets: a look-up writes what is cached). That one serves for nothing else, so it may also be refused.
+    """
+    name = f"{cascade.root}.saved.{uuid.uuid4().hex}"
+    try:
+        declare_queue(channel, Queue(name, {"x-queue-type": "quorum", "x-expires": 60_000}))
+        channel.queue_delete(name, nowait=True)
+    except (AccessRefused, PreconditionFailed):
+        time.sleep(SAVED_AFTER)
 
 
 def other_layouts(channel: Channel, cascade: Cascade) -> list[int]:

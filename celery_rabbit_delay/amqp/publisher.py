@@ -146,10 +146,9 @@ class DelayedPublisher:
         """Lead to the destination of a message; wait if the message could arrive in an outbox that was just created."""
         if self._asks:
             self._choose_way()
-        safe_from = self.routes.ensure(self.channel, plan.destination)
-        if safe_from:
-            arrival = time.monotonic() if self.cascade.by_time else plan.due / 10**9
-            time.sleep(max(0, safe_from - max(arrival, time.monotonic())))
+        started = self.routes.ensure(self.channel, plan.destination)
+        if started:
+            time.sleep(max(0, started - max(plan.due / 10**9, time.monotonic())))
 
     def _find_way(
         self, cascade: Cascade, destination: Destination, ticks: int, combined: tuple[int, ...], exact: bool
@@ -166,7 +165,8 @@ class DelayedPublisher:
         destination = plan.destination
         ticks = max(1, to_ticks(plan.due - time.monotonic_ns(), self._tick))
         routes = self.routes
-        is_exact, combined = routes.takes(self.channel, destination, ticks), routes.combined(destination)
+        is_exact = routes.takes(self.channel, destination, ticks)
+        combined = () if is_exact else routes.combined(self.channel, destination)
         enters, exchange, key, more = self._ways(self.cascade, destination, ticks, combined, is_exact)
         if destination.key is None:  # nor do those of an exchange
             more = [*more, plan.headers[headers_.HEADER]["routing_key"]]

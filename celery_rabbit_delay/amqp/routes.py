@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import logging
 import time
-from typing import Any, NamedTuple
+from typing import Any
 
 from ..core.destination import Destination
-from ..core.errors import DelayError, LimitReached, NotPermitted
+from ..core.errors import DelayError
 from ..core.options import Options
 from ..core.topology import Cascade
 from . import declare
@@ -24,32 +24,36 @@ logger = logging.getLogger(__name__)
 AGAIN, OFTEN = 300.0, 4
 
 
-class _Known(NamedTuple):
+class _Known:
     """A destination that a process leads to."""
 
-    combined: tuple[int, ...]  # its outboxes that delays which are not round may end in, in ticks
-    safe_from: float  # a broker that is killed loses nothing that its outboxes get from then on; `time.monotonic`
+    def __init__(self, combined: tuple[int, ...], started: float) -> None:
+        self.combined = combined  # its outboxes that delays which are not round may end in, in ticks
+        self.started = started  # nothing may arrive there before this moment; `time.monotonic`
 
 
 class _Missing:
-    """An outbox that has returned a message."""
+    """Outboxes that messages do without: one that has returned a message, or those that many delays may end in."""
 
-    def __init__(self) -> None:
-        self.until = time.monotonic() + AGAIN  # when it is tried again
-        self.uses = 0  # the message that it has returned asks again
+    def __init__(self, outboxes: tuple[int, ...]) -> None:
+        self.outboxes = outboxes
+        self.until = time.monotonic() + AGAIN  # when one is tried again
+        self.uses = 0  # by messages that came since
         self.is_declared = False
 
 
-_NOTHING = _Known((), 0)
-
-
 class Routes:
-    """What a process knows of a cascade on a broker. Whoever has a turn of a `Sender` uses it, in any thread."""
+    """What a process knows of a cascade on a broker. Whoever has a turn of a `Sender` uses it, in any thread.
+
+    An outbox is bound only once a broker that is killed loses nothing that it gets. So whoever sees that it takes a
+    message need not know when, and by whom, it was created.
+    """
 
     def __init__(self, cascade: Cascade, options: Options) -> None:
         self._cascade, self._options = cascade, options
         self._has_cascade = False
         self._known: dict[Destination, _Known] = {}
+        #: By destination and ticks; those that many delays may end in with 0 ticks.
         self._missing: dict[tuple[Destination, int], _Missing] = {}
 
     def ensure(self, channel: ConfirmedChannel, destination: Destination) -> float:
@@ -60,11 +64,7 @@ class Routes:
         `declare.require_cascade` and `declare.require_route`.
         """
         if known := self._known.get(destination):
-            if time.monotonic() >= known.safe_from:
-                return 0
-            # From 4.1 on, levels keep messages from the outbox without a delay for long enough.
-            may_be_early = self._cascade.by_time or channel.server_version < declare.SHOWS_WHAT_STARTED
-            return known.safe_from if may_be_early else 0
+            return known.started
         if not self._has_cascade:
             if self._options.declare == "passive":
                 declare.require_cascade(channel.get_channel(), self._cascade)
@@ -72,72 +72,79 @@ class Routes:
                 create_cascade(channel, self._cascade)
             self._has_cascade = True
         declare.require_destination(channel.get_channel(), destination)
-        if not destination.is_short_lived:  # there is no end of those, and they share an outbox
-            combined = self._lead(channel, destination)
-            # Another process may just have created them.
-            self._known[destination] = _Known(combined, time.monotonic() + declare.SAVED_AFTER)
-            return self.ensure(channel, destination)
-        return 0
+        if destination.is_short_lived:  # there is no end of those, and they share an outbox
+            return 0
+        combined = self._lead(channel, destination)
+        # Another process may just have created the outbox without a delay.
+        shows = channel.server_version >= declare.SHOWS_WHAT_STARTED
+        known = _Known(combined, 0 if shows else time.monotonic() + declare.STARTED_AFTER)
+        self._known[destination] = known
+        return known.started
 
     def _lead(self, channel: ConfirmedChannel, destination: Destination) -> tuple[int, ...]:
-        """Create outboxes, or look for them; return those that delays which are not round may end in."""
+        """Create the outbox without a delay, or look for it; return others that delays may end in."""
         combined = self._options.combined_in(self._cascade)
         if self._options.declare == "passive":
             return declare.require_route(channel.get_channel(), self._cascade, destination, combined)
-        try:
-            declare.lead_to(channel, self._cascade, destination, (0, *combined))
-            return combined
-        except (LimitReached, NotPermitted) as exc:
-            declare.lead_to(channel, self._cascade, destination, (0,))  # raises, unless only the others are refused
-            logger.warning("Outboxes of %s cannot be created, so messages take more hops: %s", destination, exc)
-            return ()
+        if not self._cascade.by_time:
+            declare.lead_to(channel, self._cascade, destination)
+        elif self._missing.pop((destination, 0), None):  # it has returned a message
+            declare.lead_safely_to(channel, self._cascade, destination)
+        if combined:
+            self._missing[destination, 0] = _Missing(combined)
+        return ()
 
-    def combined(self, destination: Destination) -> tuple[int, ...]:
-        """Return the outboxes that delays which are not round may end in, in ticks, once that is safe."""
-        known = self._known.get(destination)
-        return known.combined if known and time.monotonic() >= known.safe_from else ()
+    def combined(self, channel: ConfirmedChannel, destination: Destination) -> tuple[int, ...]:
+        """Return the outboxes that delays which are not round may end in, in ticks.
 
-    def takes(self, channel: ConfirmedChannel, destination: Destination, ticks: int) -> bool:
-        """Return whether to send a message to the outbox with just its delay: unless that has returned one of late.
-
-        A process that misses an outbox often declares it. It is bound later, so that nobody sends to a queue that
-        RabbitMQ has not completely started and saved.
+        A process that sends to a destination often creates them, and uses them once they are safe.
         """
         known = self._known.get(destination)
-        if known is None or ticks not in self._options.outbox_ticks or self._cascade.by_time:
+        if known is None or known.combined or not (missing := self._missing.get((destination, 0))):
+            return known.combined if known else ()
+        if self._is_over(channel, destination, 0):
+            if missing.is_declared:
+                known.combined = missing.outboxes
+            else:
+                self._missing[destination, 0] = _Missing(missing.outboxes)
+        return known.combined
+
+    def takes(self, channel: ConfirmedChannel, destination: Destination, ticks: int) -> bool:
+        """Return whether to send a message to the outbox with just its delay: unless that has returned one of late."""
+        if ticks not in self._options.outbox_ticks or self._cascade.by_time or destination not in self._known:
             return False
-        if ticks in known.combined and time.monotonic() < known.safe_from:
-            return False
-        one = self._missing.get((destination, ticks))
-        if one is None:
-            return True
+        return (destination, ticks) not in self._missing or self._is_over(channel, destination, ticks)
+
+    def _is_over(self, channel: ConfirmedChannel, destination: Destination, ticks: int) -> bool:
+        """Return whether messages need not do without outboxes any more.
+
+        A process that misses them often declares them. They are bound later, so that nobody sends to a queue that
+        RabbitMQ has not completely started and saved.
+        """
+        one, cascade = self._missing[destination, ticks], self._cascade
         try:
             if time.monotonic() >= one.until:
                 if one.is_declared:
-                    with declare.translate_errors(self._cascade):
-                        declare.bind_outbox(channel.get_channel(), self._cascade, destination, ticks)
+                    declare.bind_outboxes(channel.get_channel(), cascade, destination, one.outboxes)
                 self._missing.pop((destination, ticks), None)
                 return True
             one.uses += 1
             if one.uses == OFTEN and self._options.declare == "auto":
-                with declare.translate_errors(self._cascade):
-                    declare.declare_queue(channel.get_channel(), self._cascade.outbox(destination, ticks))
+                declare.declare_outboxes(channel.get_channel(), cascade, destination, one.outboxes)
                 one.is_declared, one.until = True, time.monotonic() + declare.SAVED_AFTER
         except DelayError as exc:  # such as a limit of queues
             one.is_declared, one.until = False, time.monotonic() + AGAIN
-            logger.warning("An outbox of %s cannot be created, so messages take more hops: %s", destination, exc)
+            logger.warning("Outboxes of %s cannot be created, so messages take more hops: %s", destination, exc)
         return False
 
     def missed(self, destination: Destination, ticks: int) -> None:
-        """Take note that an outbox has returned a message: one that each destination has is looked for again."""
-        known = self._known.get(destination, _NOTHING)
-        if ticks and self._options.declare == "passive":
-            combined = tuple(one for one in known.combined if one != ticks)
-            self._known[destination] = known._replace(combined=combined)
-        elif ticks in (0, *known.combined):
-            self._known.pop(destination, None)
-            return
-        self._missing[destination, ticks] = _Missing()
+        """Take note that an outbox has returned a message."""
+        known = self._known.get(destination)
+        if known and ticks and self._options.declare == "passive":
+            known.combined = tuple(one for one in known.combined if one != ticks)
+        elif known and (not ticks or ticks in known.combined):
+            self._known.pop(destination, None)  # so that it is led to again
+        self._missing[destination, ticks] = _Missing((ticks,))
 
     def forget(self) -> None:
         """Look at everything again: a part of the cascade was deleted."""

@@ -82,7 +82,7 @@ def setup(
     channel = ConfirmedChannel(connection.connection)
     for cascade in wanted:
         create_cascade(channel, cascade)
-    lacking = []
+    lacking, led = [], list[tuple[Cascade, Destination, tuple[int, ...]]]()
     for destination in destinations:
         try:
             declare.require_destination(channel.get_channel(), destination)
@@ -90,7 +90,13 @@ def setup(
             lacking.append(destination)
         else:
             for cascade in wanted if not destination.is_short_lived else ():
-                declare.lead_to(channel, cascade, destination, _outboxes(options, cascade, destination, ahead))
+                outboxes = _outboxes(options, cascade, destination, ahead)
+                declare.declare_outboxes(channel.get_channel(), cascade, destination, outboxes)
+                led.append((cascade, destination, outboxes))
+    if led:
+        time.sleep(declare.SAVED_AFTER)
+    for one in led:
+        declare.bind_outboxes(channel.get_channel(), *one)
     for cascade in wanted:
         for stream in connection.connection.interceptor.streams(wanted=True) if ahead else ():
             declare.bind_stream(connection.default_channel, cascade, stream)

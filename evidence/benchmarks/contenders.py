@@ -18,11 +18,10 @@ import amqp
 import kombu
 
 from celery_rabbit_delay import Options
-from celery_rabbit_delay.amqp import declare
 from celery_rabbit_delay.core import headers as headers_
 from celery_rabbit_delay.core.destination import Destination
 from celery_rabbit_delay.core.topology import Cascade, Queue
-from tests.kit.broker import Broker, publishing
+from tests.kit.broker import Broker, lead_to, publishing
 from tests.kit.node import Node
 
 QUEUE = "bench"
@@ -99,7 +98,7 @@ class Ours(Contender):
         options = self.options
         outboxes = {options.route(options.cascade, options.ticks(round(delay * 1_000_000))).outbox for delay in delays}
         with publishing(self.connection) as publisher:
-            declare.lead_to(publisher.channel, options.cascade, DESTINATION, sorted(outboxes | {0}, reverse=True))
+            lead_to(publisher.channel.get_channel(), options.cascade, DESTINATION, outboxes | {0})
 
     @property
     def options(self) -> Options:

@@ -32,7 +32,7 @@ def q(vhost: Vhost) -> str:
 
 
 def test_the_broker_holds_just_what_the_topology_says(vhost: Vhost, q: str) -> None:
-    vhost.publish_one()
+    vhost.publish("q", 0.02)
     cascade = vhost.cascade
     exchanges = {e.name: e for e in cascade.exchanges()}
     queues = {queue.name: queue for queue in cascade.queues()}

@@ -9,6 +9,7 @@ import kombu
 import pytest
 
 from celery_rabbit_delay import DestinationNotFound, InvalidDestination
+from celery_rabbit_delay.amqp.routes import OFTEN
 from tests.kit.broker import Vhost, publish, take
 from tests.kit.frames import routing_keys
 from tests.kit.wait import wait_until
@@ -60,7 +61,7 @@ def assert_same_with_and_without_delay(
         producer.publish({"n": 1}, headers=headers, **sent)
         direct = seen(connection, queues, copies)
         with routing_keys() as keys:
-            for delay in (DELAY, ROUND, ROUND):  # through levels, and straight into an outbox once it exists
+            for delay in (DELAY, *[ROUND] * (OFTEN + 1)):  # through levels, and straight into an outbox once it exists
                 producer.publish({"n": 1}, headers={**(headers or {}), **delay}, **sent)
                 assert seen(connection, queues, copies) == direct
         assert keys[0].startswith("@.^")

@@ -56,7 +56,7 @@ def test_a_publisher_that_declares_its_destination_again_leads_to_it_again(vhost
             channel.exchange_declare(exchange, "direct", durable=True, auto_delete=False)
             channel.queue_bind("q", exchange, "q")
 
-    with vhost.connection() as connection:
+    with vhost.connection(outboxes=()) as connection:
         declare(connection)
         for _ in range(2):
             connection.Producer().publish("x", exchange=exchange, routing_key="q", headers=SOON)

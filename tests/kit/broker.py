@@ -22,6 +22,7 @@ from celery_rabbit_delay.amqp.publisher import DelayedPublisher
 from celery_rabbit_delay.core import streams
 from celery_rabbit_delay.core.destination import Destination
 from celery_rabbit_delay.core.journal import Record, unpack_records
+from celery_rabbit_delay.core.topology import Cascade
 from tests.kit.abilities import Ability
 from tests.kit.node import Node
 from tests.kit.wait import wait_until
@@ -323,8 +324,17 @@ def ensure(connection: kombu.Connection, destination: Destination, *outboxes: in
     """
     with publishing(connection) as publisher:
         publisher.routes.ensure(publisher.channel, destination)
-        if known := publisher.routes._known.get(destination):
-            publisher.routes._known[destination] = known._replace(safe_from=0)
-        exact = [ticks for ticks in outboxes if ticks in publisher.options.outbox_ticks]
-        if exact and not publisher.cascade.by_time:
-            declare.lead_to(publisher.channel, publisher.cascade, destination, exact)
+        known = publisher.routes._known.get(destination)
+        if known is None or publisher.cascade.by_time:
+            return
+        known.started, combined = 0, publisher.options.combined_in(publisher.cascade)
+        some = {*combined, *(ticks for ticks in outboxes if ticks in publisher.options.outbox_ticks)}
+        if publisher.options.declare == "auto" and some:
+            lead_to(publisher.channel.get_channel(), publisher.cascade, destination, some)
+            known.combined = combined
+
+
+def lead_to(channel: Any, cascade: Cascade, destination: Destination, outboxes: Iterable[int]) -> None:
+    """Create outboxes of a destination with some delays in ticks, and lead to them."""
+    declare.declare_outboxes(channel, cascade, destination, [*outboxes])
+    declare.bind_outboxes(channel, cascade, destination, [*outboxes])

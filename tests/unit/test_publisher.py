@@ -38,7 +38,7 @@ from celery_rabbit_delay.core.plan import Plan
 QUEUE, EXCHANGE, KEY = Destination("", "q"), Destination("orders"), Destination("orders", "new")
 SHORT_LIVED = Destination("", "amq.gen-1")
 MINUTE, HOUR = 480, 28_800  # ticks
-LEVELS = "@.^8.^7.^4"  # of a minute but 10 s
+LEVELS = "@.^8.^7.^6.^5"  # of a minute
 
 
 class Client:
@@ -51,18 +51,19 @@ class Broker:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.has_cascade = True
         self.destinations = {QUEUE, EXCHANGE, KEY, SHORT_LIVED}
-        self.declared: set[tuple[Destination, int]] = set()
-        self.bound: set[tuple[Destination, int]] = set()
-        self.is_new = False  # whether the outboxes that each destination has were just created
+        #: By destination and ticks: those of 10 s were made by another process.
+        self.declared = {(one, 80) for one in (QUEUE, EXCHANGE, KEY)}
+        self.bound = set(self.declared)
         self.did: list[str] = []
         self.refusal: Exception | None = None  # to declare an outbox
         self.answers: list[Exception] = []  # to the next messages
         self.sent: list[Outgoing] = []
         self.version: tuple[int, ...] = (4, 3, 0)
         self.client = Client()  # or what is known of it would be collected
-        for name in ("exists", "require_cascade", "require_destination", "require_route", "lead_to", "bind_outbox"):
+        for name in ("exists", "require_cascade", "require_destination", "require_route"):
             monkeypatch.setattr(declare, name, getattr(self, name))
-        monkeypatch.setattr(declare, "declare_queue", self.declare_queue)
+        for name in ("lead_to", "lead_safely_to", "declare_outboxes", "bind_outboxes"):
+            monkeypatch.setattr(declare, name, getattr(self, name))
         for module in (create, routes):
             monkeypatch.setattr(module, "create_cascade", self.create_cascade)
         monkeypatch.setattr(publisher, "ConfirmedChannel", lambda connection: self.channel)
@@ -105,32 +106,28 @@ class Broker:
 
     def require_route(self, channel: Any, cascade: Any, destination: Destination, outboxes: Any) -> Any:
         self.did.append("require")
-        self._age()
         return tuple(ticks for ticks in outboxes if (destination, ticks) in self.bound)
 
-    def lead_to(self, channel: Any, cascade: Any, destination: Destination, outboxes: Any) -> None:
+    def lead_to(self, channel: Any, cascade: Any, destination: Destination) -> None:
         self.did.append("lead")
-        there = {(destination, ticks) for ticks in outboxes}
-        self.declared, self.bound = self.declared | there, self.bound | there
-        self._age()
+        self.bound.add((destination, 0))
 
-    def _age(self) -> None:
-        """Let outboxes be safe at once that are not `is_new`."""
-        declare.SAVED_AFTER = 1.5 if self.is_new else 0
+    def lead_safely_to(self, channel: Any, cascade: Any, destination: Destination) -> None:
+        self.did.append("lead safely")
+        self.bound.add((destination, 0))
 
-    def declare_queue(self, channel: Any, queue: Any) -> None:
-        self.did.append("declare")
-        declare.SAVED_AFTER = 1.5
+    def declare_outboxes(self, channel: Any, cascade: Any, destination: Destination, outboxes: Any) -> None:
+        self.did.append(f"declare {len(outboxes)}")
         if self.refusal:
             raise self.refusal
-        ticks, destination = Options().cascade.outbox_of(queue.name) or (0, QUEUE)
-        self.declared.add((destination, ticks))
+        self.declared |= {(destination, ticks) for ticks in outboxes}
 
-    def bind_outbox(self, channel: Any, cascade: Any, destination: Destination, ticks: int) -> None:
-        if (destination, ticks) not in self.declared:
+    def bind_outboxes(self, channel: Any, cascade: Any, destination: Destination, outboxes: Any) -> None:
+        wanted = {(destination, ticks) for ticks in outboxes}
+        if wanted - self.declared:
             raise CascadeMissing("it was deleted")
-        self.did.append("bind")
-        self.bound.add((destination, ticks))
+        self.did.append(f"bind {len(outboxes)}")
+        self.bound |= wanted
 
     def send(self, outgoing: Outgoing, on_answer: Any = None) -> Outgoing:
         self.sent.append(outgoing)
@@ -241,12 +238,12 @@ def test_an_outbox_that_returns_messages_is_declared_if_it_is_missed_often_and_b
     keys = [publish(by, broker, 60) for _ in range(OFTEN + 2)]
     assert keys == [LEVELS] * (OFTEN + 2)
     assert Counter(outgoing.key for outgoing in broker.sent)["@.60s.+q"] == 1, "it is tried once"
-    assert broker.did[2:] == ["declare"]
+    assert broker.did[2:] == ["declare 1", "declare 5"]
     clock.tick(declare.SAVED_AFTER - 0.1)
     assert publish(broker.connect(Options()), broker, 60) == LEVELS, "also through the next connection"
     clock.tick(0.2)
     assert publish(by, broker, 60) == publish(by, broker, 60) == "@.60s.+q"
-    assert broker.did[2:] == ["declare", "bind"]
+    assert broker.did[2:] == ["declare 1", "declare 5", "bind 1"]
 
 
 def test_an_outbox_that_is_missed_now_and_then_is_tried_again_and_not_declared(broker: Broker, clock: Any) -> None:
@@ -257,16 +254,15 @@ def test_an_outbox_that_is_missed_now_and_then_is_tried_again_and_not_declared(b
     broker.declared.add((QUEUE, HOUR))  # another process has made it
     broker.bound.add((QUEUE, HOUR))
     assert publish(by, broker, 3600) == "@.3600s.+q"
-    assert "declare" not in broker.did
+    assert broker.did == ["look", "lead"]
 
 
 def test_who_creates_nothing_tries_again_and_does_with_the_outboxes_that_there_are(broker: Broker, clock: Any) -> None:
     by = broker.connect(Options(declare="passive"))
-    broker.lead_to(None, None, QUEUE, (0,))
-    assert {publish(by, broker, 60) for _ in range(3 * OFTEN)} == {"@.^8.^7.^6.^5"}
+    assert {publish(by, broker, 60) for _ in range(3 * OFTEN)} == {"@.^8.^7.^4"}
     clock.tick(AGAIN)
-    assert publish(by, broker, 60) == "@.^8.^7.^6.^5"
-    assert "declare" not in broker.did
+    assert publish(by, broker, 60) == "@.^8.^7.^4", "and 10 s in an outbox"
+    assert broker.did == ["look", "require"]
 
 
 @pytest.mark.parametrize("refusal", [LimitReached("no more"), NotPermitted("it may not")])
@@ -276,7 +272,8 @@ def test_an_outbox_that_cannot_be_created_costs_hops_and_no_message_and_is_tried
     by = broker.connect(Options())
     broker.refusal = refusal
     assert {publish(by, broker, 60) for _ in range(3 * OFTEN)} == {LEVELS}
-    assert broker.did.count("declare") == len(caplog.records) == 1
+    assert broker.did[2:] == ["declare 1", "declare 5"]
+    assert len(caplog.records) == 2
     assert str(refusal) in caplog.text
     clock.tick(AGAIN)
     broker.refusal = None
@@ -292,7 +289,7 @@ def test_an_outbox_that_is_deleted_before_it_is_bound_is_missed_again(broker: Br
         publish(by, broker, 60)
     broker.declared.discard((QUEUE, MINUTE))
     clock.tick(declare.SAVED_AFTER)
-    assert publish(by, broker, 60) == LEVELS
+    assert publish(by, broker, 60) == "@.^8.^7.^4", "and 10 s in an outbox"
     clock.tick(AGAIN)
     for _ in range(OFTEN):
         publish(by, broker, 60)
@@ -300,12 +297,43 @@ def test_an_outbox_that_is_deleted_before_it_is_bound_is_missed_again(broker: Br
     assert publish(by, broker, 60) == "@.60s.+q"
 
 
-def test_an_outbox_that_each_destination_has_is_created_again(broker: Broker) -> None:
+def test_delays_that_are_not_round_end_in_few_outboxes_which_are_created_if_they_are_missed_often(
+    broker: Broker, clock: Any
+) -> None:
     by = broker.connect(Options())
-    publish(by, broker, 10)
-    broker.bound.clear()
-    assert publish(by, broker, 10) == "@.10s.+q"
-    assert broker.did == ["look", "lead", "lead"]
+    assert {publish(by, broker, 10) for _ in range(2 * OFTEN)} == {"@.10s.+q"}, "these miss none"
+    clock.tick(1e9)
+    assert {publish(by, broker, 64) for _ in range(OFTEN)} == {"@.^9"}
+    assert broker.did == ["look", "lead"], "but one of these was a long time after the first"
+    assert publish(by, broker, 63) == "@.^8.^7.^6.^5.^4.^3"
+    clock.tick(declare.SAVED_AFTER - 0.1)
+    assert publish(by, broker, 63) == "@.^8.^7.^6.^5.^4.^3"
+    clock.tick(0.2)
+    assert {publish(by, broker, 63) for _ in range(9)} == {"@.^8.^7"}, "and 15 s in an outbox"
+    assert broker.did == ["look", "lead", "declare 5", "bind 5"]
+    broker.bound.discard((QUEUE, 80))
+    assert publish(by, broker, 10) == "@.^6.^4"
+    assert broker.did[4:] == ["lead"], "of one that was deleted all are looked at again"
+
+
+def test_outboxes_that_many_delays_may_end_in_are_asked_for_again_after_a_refusal(broker: Broker, clock: Any) -> None:
+    by = broker.connect(Options())
+    broker.refusal = LimitReached("no more")
+    assert {publish(by, broker, 63) for _ in range(9)} == {"@.^8.^7.^6.^5.^4.^3"}
+    broker.refusal = None
+    clock.tick(AGAIN)
+    assert {publish(by, broker, 63) for _ in range(OFTEN + 1)} == {"@.^8.^7.^6.^5.^4.^3"}
+    clock.tick(declare.SAVED_AFTER)
+    assert publish(by, broker, 63) == "@.^8.^7"
+
+
+def test_what_another_thread_has_forgotten_is_not_known_again_because_an_outbox_is_missing(broker: Broker) -> None:
+    by = broker.connect(Options(declare="passive"))
+    publish(by, broker, 4)
+    by.routes.forget()
+    by.routes.missed(QUEUE, MINUTE)
+    publish(by, broker, 4)
+    assert broker.did == ["look", "require"] * 2
 
 
 def test_a_cascade_that_was_deleted_is_created_again_but_not_for_ever(broker: Broker) -> None:
@@ -353,32 +381,20 @@ def test_what_cannot_be_stored_now_is_tried_again_for_a_moment_on_a_new_channel(
 
 @pytest.mark.parametrize(
     ("version", "delays", "waits"),
-    [((4, 0, 9), [0.5], 1.0), ((4, 0, 9), [1.5, 60], 0), ((3, 10, 8), [30, 0.5], 1.0), ((4, 1, 0), [0.5], 0)],
+    [((4, 0, 9), [0.25], 0.05), ((4, 0, 9), [0.5, 60], 0), ((3, 10, 8), [30, 0.25], 0.05), ((4, 1, 0), [0.25], 0)],
 )
-def test_nothing_arrives_in_an_outbox_that_was_just_created_before_it_is_safe(
+def test_nothing_arrives_in_an_outbox_before_rabbitmq_has_started_it(
     broker: Broker, monkeypatch: pytest.MonkeyPatch, version: tuple[int, ...], delays: list[float], waits: float
 ) -> None:
-    """From 4.1 on, levels hold a message for long enough."""
+    """Another process may just be creating it, and before 4.1 RabbitMQ shows it too early."""
     waited: list[float] = []
     monkeypatch.setattr(time, "sleep", waited.append)
-    broker.version, broker.is_new = version, True
+    monkeypatch.setattr(declare, "STARTED_AFTER", 0.3)
+    broker.version = version
     by = broker.connect(Options())
     for delay in delays:
         publish(by, broker, delay)
     assert sum(waited) == pytest.approx(waits, abs=0.01)
-
-
-@pytest.mark.parametrize("seconds", [10, 60])
-def test_nothing_enters_an_outbox_that_was_just_created_before_it_is_safe(
-    broker: Broker, clock: Any, seconds: float
-) -> None:
-    broker.is_new = True
-    broker.bound.add((QUEUE, MINUTE))
-    by = broker.connect(Options())
-    levels = seconds == 10  # an exact one is bound once it is safe
-    assert [publish(by, broker, seconds)[:3] == "@.^" for _ in range(2)] == [levels] * 2
-    clock.tick(declare.SAVED_AFTER + 0.01)
-    assert publish(by, broker, seconds) == f"@.{seconds}s.+q"
 
 
 @pytest.mark.parametrize(
@@ -414,7 +430,7 @@ def test_where_messages_wait_for_a_delivery_time_each_takes_the_outbox_without_a
     broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     broker.version = (4, 4, 0)
-    found: list[Any] = [*[(Options().by_time_cascade, a_clock())] * 3, (Options().cascade, None)]
+    found: list[Any] = [*[(Options().by_time_cascade, a_clock())] * 4, (Options().cascade, None)]
     monkeypatch.setattr(create, "choose", lambda channel, options, cascade: found.pop(0))
     by = broker.connect(Options(delivery_time=True), through_levels=False)
     for seconds in (60, 64.125):
@@ -423,10 +439,10 @@ def test_where_messages_wait_for_a_delivery_time_each_takes_the_outbox_without_a
         due = before + int(seconds * 1e9)
         assert due // 1_000_000 <= broker.sent[-1].message.headers[X_DELIVERY_TIME] <= due // 1_000_000 + 10_000
         assert broker.sent[-1].exchange == by.cascade.outbox_ingest
-    assert broker.bound == {(QUEUE, 0)}
+    assert broker.did == ["look", "lead safely"], "once one has come back"
     assert by.writer.cascade.by_time, "or a missing stream would come with levels"
     # What the process has found out is asked for each message, and without a proof messages pass levels.
-    assert publish(by, broker, 300) == "@.300s.+q"
+    assert publish(by, broker, 10) == "@.10s.+q"
     assert X_DELIVERY_TIME not in broker.sent[-1].message.headers
     assert not found
 
