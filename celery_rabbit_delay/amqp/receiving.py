@@ -24,8 +24,9 @@ from ..core.options import Options, options_of
 from ..core.streams import Unreadable
 from ..core.topology import Stream
 from .clients import PerClient
+from .create import make_streams
 from .follower import Follower
-from .stream_consumer import StreamMessage
+from .stream_consumer import BUSY, StreamMessage
 
 logger = logging.getLogger(__name__)
 
@@ -37,12 +38,6 @@ SOON, AGAIN, MUCH_LATER = 0.5, 10, 300
 #: While a stream cannot be read, trying takes half of the time at first, for cancelled tasks may come meanwhile, and
 #: later at most one part in so many.
 SHARE = 5
-
-#: Seconds after which the subscription to a stream is renewed: by a worker's timer, or by a message that comes.
-RENEWAL = 5
-
-#: Seconds for which a message waits for the broker's answer when a stream is tried again.
-SILENCE = 2
 
 #: What says that a task is cancelled must not wait until a busy consumer acknowledges what came before it, for the task
 #: itself may be there already. More do not fit into the buffers of a socket, and RabbitMQ closes a connection that
@@ -108,7 +103,7 @@ def is_dropped(connection: Receiver, message: Any) -> bool:
         options = other if other and other.prefix != own.prefix else own
     if number is not None or known.on_cancelled is not None:
         for one in [own] if options is own else [own, options]:
-            _keep_current(connection, one, streams.changes(one.cascade), known.changes.apply)
+            _keep_current(connection, one)
     id_ = message_id(message.properties, headers)  # the same id as in a record, which `list` shows
     found = fate(known.changes, number, id_, lambda: headers)
     if found is Fate.CANCELLED:
@@ -118,18 +113,19 @@ def is_dropped(connection: Receiver, message: Any) -> bool:
     return found is not Fate.WAITS
 
 
-def _keep_current(connection: Receiver, options: Options, stream: Stream, apply: Callable[[bytes], Any]) -> None:
-    """Read a stream and follow it, once per `amqp.Connection`, and keep up with it from then on.
+def _keep_current(connection: Receiver, options: Options) -> None:
+    """Read the changes and follow them, once per `amqp.Connection`, and keep up with them from then on.
 
     Logs a warning the first time that this fails, and tries again when a message arrives some time later. Creates no
-    parts of a cascade other than the connection's, because its root may be forged.
+    stream beside a cascade other than the connection's, because its root may be forged.
     """
-    following = connection.following
+    following, apply, stream = connection.following, connection.known.changes.apply, streams.changes(options.cascade)
+    is_own = options is connection.delay_options
     if stream.name in following.until:
-        following.keep_up(stream, apply, options=options)
+        following.keep_up(stream, apply, create=is_own)
     else:
         try:
-            following.catch_up(stream, apply, options=options)
+            following.catch_up(stream, apply, create=is_own)
         except DelayError as exc:
             logger.warning(
                 "Messages that were moved or cancelled may still be delivered, until the next attempt to read the "
@@ -141,15 +137,15 @@ def _keep_current(connection: Receiver, options: Options, stream: Stream, apply:
 class Following:
     """The streams that a `kombu.Connection` follows to drop messages. One thread uses it at a time.
 
-    It says when a stream is read, renewed, or tried again.
+    It says when a stream is read, or tried again.
     """
 
     def __init__(self, client: kombu.Connection) -> None:
+        self._client = client
         self._follower = Follower(client, prefetch=_PREFETCH)
-        self._options: Options = client.transport.delay_options
         self._lock = threading.RLock()
         self._apply: dict[str, Callable[[bytes], object]] = {}  # by the name of a stream: what takes its messages
-        #: Name of a stream -> the time (`time.monotonic`) to try again to read it, or to renew its subscription.
+        #: Name of a stream -> the time (`time.monotonic`) to try again to read it.
         self.until: dict[str, float] = {}
         self.failing: dict[str, float] = {}  # the time at which the first attempt to read it began that failed
 
@@ -162,19 +158,16 @@ class Following:
         return stream.name in self._follower.streams
 
     def poll(self) -> None:
-        """Apply what has come, and wait for nothing."""
+        """Apply what has come; waits for the broker only now and then, as `StreamConsumer.receive` does."""
         if self._follower.streams and self._lock.acquire(blocking=False):
             try:
                 with self._using():
-                    self._apply_all()
-            except (AMQPError, OSError, StreamUnavailable) as exc:
+                    while (message := self._follower.receive()) is not None:
+                        self._take(message)
+            except (AMQPError, OSError, DelayError) as exc:
                 logger.info("The streams have to be read again: %s", exc)
             finally:
                 self._lock.release()
-
-    def _apply_all(self) -> None:
-        while (message := self._follower.receive()) is not None:
-            self._take(message)
 
     def _take(self, message: StreamMessage) -> None:
         """Apply a message of a stream; log a warning if it is malformed."""
@@ -183,24 +176,17 @@ class Following:
         except Unreadable as exc:
             logger.warning("Message %d of the stream %r is skipped: %s", message.offset, message.stream, exc)
 
-    def look(self, stream: Stream) -> None:
-        """Read a stream that may exist by now at the next `keep_up`. Another thread may call this."""
-        self.until.setdefault(stream.name, time.monotonic())
+    def keep_up(self, stream: Stream, apply: Callable[[bytes], Any], create: bool) -> None:
+        """Apply what has come; read a stream and follow it again if that has ended, and log why it cannot be read.
 
-    def keep_up(self, stream: Stream, apply: Callable[[bytes], Any], **arguments: Any) -> None:
-        """Apply what has come; renew the subscription to a stream now and then, and read it again if that fails.
-
-        A worker's timer calls this, and each message that comes. It waits for `SILENCE` at most, several times if
-        nobody answers. The arguments are those of `catch_up`.
+        A worker's timer calls this, and each message that comes. It waits for `BUSY` seconds at most, several times if
+        nobody answers.
         """
         self.poll()
-        if self.until.get(stream.name, math.inf) <= time.monotonic() and not self.renew(stream):
-            self.try_again(stream, apply, **arguments)
-
-    def try_again(self, stream: Stream, apply: Callable[[bytes], Any], **arguments: Any) -> None:
-        """Read and follow a stream as `catch_up` does, without waiting for it; log why it cannot be read."""
+        if self.until.get(stream.name, math.inf) > time.monotonic():
+            return
         try:
-            if self.catch_up(stream, apply, patience=0, silence=SILENCE, **arguments):
+            if self.catch_up(stream, apply, create, patience=0, silence=BUSY):
                 logger.info("The contents of the stream %r are known from now on", stream.name)
         except DelayError as exc:
             logger.info("The stream %r cannot be read yet: %s", stream.name, exc)
@@ -217,44 +203,22 @@ class Following:
         finally:
             self.until.update(dict.fromkeys(before - set(self._follower.streams), time.monotonic()))
 
-    def renew(self, stream: Stream) -> bool:
-        """Renew the subscription to a stream; return False if there is none, or if nothing comes: it has ended."""
-        with self._lock:
-            if not self.follows(stream):
-                return False
-            self.until[stream.name] = time.monotonic() + RENEWAL
-            try:
-                with self._using():
-                    self._follower.renew(stream, SILENCE)
-                    self._apply_all()
-            except (AMQPError, DelayError, OSError) as exc:
-                logger.info("The stream %r has to be read again: %s", stream.name, exc)
-                return False
-            return True
-
-    def catch_up(
-        self,
-        stream: Stream,
-        apply: Callable[[bytes], Any],
-        options: Options | None = None,
-        create: bool = True,
-        **limits: float,
-    ) -> bool:
+    def catch_up(self, stream: Stream, apply: Callable[[bytes], Any], create: bool = True, **limits: float) -> bool:
         """Read a stream to its end, and follow it. `apply` is the same each time, and so it goes on where it was left.
 
-        Without `create`, or with the `options` of another cascade than the connection's, return False if the stream is
-        missing; otherwise create it. Raises `CascadeMissing`, `NotPermitted`, `StreamUnavailable`. Then messages are
-        delivered without the stream for some time, so that not every message waits for it. `limits` are those of
-        `Follower.catch_up`.
+        If the stream is missing, `create` it, or return False. Raises `CascadeMissing`, `NotPermitted`,
+        `StreamUnavailable`. Then messages are delivered without the stream for some time, so that not every message
+        waits for it. `limits` are those of `Follower.catch_up`.
         """
-        of_others = options is not None and options is not self._options
         self._apply[stream.name] = apply
         with self._lock:
             began = time.monotonic()
             try:
                 with self._using():
-                    for message in self._follower.catch_up(stream, create and not of_others, options, **limits):
-                        self._take(message)
+                    self._read(stream, **limits)
+                    if create and not self.follows(stream):
+                        make_streams(self._client, [stream])
+                        self._read(stream, **limits)
             except Exception as exc:
                 self._follower.forget(stream)
                 comes_back = isinstance(exc, (StreamUnavailable, AMQPError, OSError, OperationalError))
@@ -264,11 +228,12 @@ class Following:
                 raise
             self.failing.pop(stream.name, None)
             found = self.follows(stream)
-            if found or of_others:
-                self.until[stream.name] = time.monotonic() + (RENEWAL if found else AGAIN)
-            else:  # the first message that the stream may concern asks again, and creates it
-                self.until.pop(stream.name, None)
+            self.until[stream.name] = math.inf if found else time.monotonic() + AGAIN
             return found
+
+    def _read(self, stream: Stream, **limits: float) -> None:
+        for message in self._follower.catch_up(stream, **limits):
+            self._take(message)
 
     def _pause(self, stream: Stream, began: float) -> float:
         """Return the seconds until the next attempt: more, the longer the last one took and the stream has failed."""

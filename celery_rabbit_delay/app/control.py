@@ -6,22 +6,25 @@ import logging
 import time
 import uuid
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
 import kombu
-from amqp.exceptions import ChannelError, RecoverableConnectionError
+from amqp.exceptions import AMQPError, ChannelError, RecoverableConnectionError
 from celery import Celery, bootsteps
 from celery.exceptions import SoftTimeLimitExceeded
 from celery.utils.collections import LimitedSet
 from celery.worker import state
+from kombu.exceptions import OperationalError
 from kombu.pidbox import Node
 
 from .. import upstream
 from ..amqp.confirms import NotStored
 from ..amqp.connecting import ensure_connection
+from ..amqp.create import make_streams
 from ..amqp.receiving import Following, known_to
-from ..amqp.schedule import CONTROL, write_changes
+from ..amqp.schedule import write_changes
 from ..amqp.sender import limit_this_thread
 from ..amqp.stream_writer import until_there_is_a_leader
 from ..core import changes, streams
@@ -154,10 +157,9 @@ class FollowChanges(bootsteps.StartStopStep):  # type: ignore[misc]
         stream = streams.changes(options.cascade)
         try:
             if options.streams:
-                # Who creates the stream later tells workers of it, as far as `tell_workers` reaches them.
-                conf = consumer.app.conf
-                create = not (conf.worker_enable_remote_control and f"{conf.control_exchange}.pidbox" == CONTROL)
-                connection.connection.following.catch_up(stream, self.changes.apply, create=create, patience=PATIENCE)
+                with suppress(DelayError, AMQPError, OSError, OperationalError):  # the one that it reads is tried again
+                    make_streams(connection, options.wanted_streams)
+                connection.connection.following.catch_up(stream, self.changes.apply, patience=PATIENCE)
         except (DelayError, NotStored) as exc:  # when tasks come, it is tried again
             if not self._warned:
                 logger.warning(
@@ -193,7 +195,7 @@ class FollowChanges(bootsteps.StartStopStep):  # type: ignore[misc]
 
 
 class PausingNode(Node):  # type: ignore[misc]
-    """A worker's mailbox, which shows paused queues, and makes the worker look for a stream of changes that is new."""
+    """A worker's mailbox, which shows paused queues."""
 
     def handle_call(self, method: str, arguments: Any) -> Any:
         answer = super().handle_call(method, arguments)
@@ -201,15 +203,6 @@ class PausingNode(Node):  # type: ignore[misc]
             paused = getattr(self.state.consumer.task_consumer, "paused", {}).values()
             answer += [{**queue.as_dict(recurse=True), "paused": True} for queue in paused]
         return answer
-
-    def handle_cast(self, method: str, arguments: Any) -> Any:
-        if method == "revoke":  # perhaps of nothing: see `schedule.tell_workers`
-            connection = getattr(self.state.consumer, "connection", None)
-            if connection is not None and connection.transport.driver_type == DRIVER_TYPE:
-                options = connection.transport.delay_options
-                if options.streams:
-                    connection.connection.following.look(streams.changes(options.cascade))
-        return super().handle_cast(method, arguments)
 
 
 def follow_pauses(consumer: Any) -> None:

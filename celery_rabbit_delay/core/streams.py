@@ -124,8 +124,3 @@ def levels_for_a_year(tick: timedelta) -> int:
 def new_number() -> int:
     """Return a random number for a message."""
     return int.from_bytes(os.urandom(7), "big") >> (56 - NUMBER_BITS)
-
-
-def marker() -> bytes:
-    """Return a unique message: a reader that has reached it has read all earlier messages of the stream."""
-    return b"m" + os.urandom(16)

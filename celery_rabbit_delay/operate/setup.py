@@ -14,7 +14,7 @@ from amqp.exceptions import PreconditionFailed
 from ..amqp import declare
 from ..amqp.confirms import ConfirmedChannel
 from ..amqp.connecting import own_channel
-from ..amqp.create import choose, create_cascade
+from ..amqp.create import choose, create_cascade, lead_to_streams
 from ..amqp.receiving import learn
 from ..amqp.replaying import take
 from ..core import streams
@@ -71,11 +71,11 @@ def setup(
     destinations: Iterable[Destination],
     ahead: bool = False,
 ) -> list[Destination]:
-    """Create cascades, and the outboxes of destinations; return the destinations that do not exist.
+    """Create cascades, streams, and the outboxes of destinations; return the destinations that do not exist.
 
     With `ahead`, also create what publishers with `declare="auto"` create when they need it often: all outboxes of the
-    option for each destination that is a queue, and streams. These come last, because a broker that cannot create them
-    closes the connection. Raises `CascadeConflict`, `LimitReached`, `NotPermitted`, `InvalidDestination`,
+    option for each destination that is a queue. Streams come last, because a broker that cannot create them closes the
+    connection. Raises `CascadeConflict`, `LimitReached`, `NotPermitted`, `InvalidDestination`,
     `UnsupportedConfiguration`.
     """
     options: Options = connection.transport.delay_options
@@ -99,8 +99,7 @@ def setup(
     for one in led:
         declare.bind_outboxes(channel.get_channel(), *one)
     for cascade in wanted:
-        for stream in options.wanted_streams if ahead else ():
-            declare.bind_stream(connection.default_channel, cascade, stream)
+        lead_to_streams(channel, cascade, options.wanted_streams)
     return lacking
 
 
@@ -121,8 +120,7 @@ def _require_room(
     """Raise `LimitReached` if the virtual host has no room for all queues."""
     if management is None or (limit := management.queue_limit()) is None:
         return
-    streams_ = options.wanted_streams if ahead else []
-    present, names = management.queues(), set(Topology.of(wanted, (), streams_).queues)
+    present, names = management.queues(), set(Topology.of(wanted, (), options.wanted_streams).queues)
     for cascade in wanted:
         for one in (destination for destination in destinations if not destination.is_short_lived):
             names |= {cascade.outbox_name(one, ticks) for ticks in _outboxes(options, cascade, one, ahead)}

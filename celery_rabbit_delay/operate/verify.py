@@ -19,7 +19,7 @@ from ..amqp.follower import Follower
 from ..core import streams
 from ..core.beat import beat_prefix
 from ..core.destination import Destination
-from ..core.errors import CascadeMissing, StreamUnavailable
+from ..core.errors import StreamUnavailable
 from ..core.levels import Level, Route
 from ..core.options import Options
 from ..core.parts import Binding, Exchange, Queue, Stream
@@ -265,6 +265,6 @@ def probe_streams(connection: kombu.Connection, streams: Iterable[Stream]) -> It
     for stream in streams:
         try:
             with Follower(connection) as follower:
-                next(follower.catch_up(stream, patience=2), None)
-        except (StreamUnavailable, CascadeMissing) as exc:
+                follower.extents([stream], patience=2)
+        except StreamUnavailable as exc:
             yield str(exc)
