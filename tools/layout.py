@@ -71,7 +71,6 @@ def stored() -> dict[str, str]:
     by_id, by_text = changes.cancelled(["00000000-0000-4000-8000-000000000007", "seven"])
     messages = {
         "record": journal.pack_records([record, record]),
-        "marker": streams.marker()[:1],
         "cancelled ids": by_id,
         "cancelled ids that are no UUIDs": by_text,
         "cancelled stamps": changes.cancelled_stamps({"shop": ["1", "2"]}),

@@ -40,8 +40,7 @@ SAVED_AFTER = 1.5
 
 #: The first release that tells other connections of a new queue once it can be used. Earlier ones tell them some
 #: milliseconds before they give a quorum queue its TTL (rabbit_quorum_queue, `start_cluster`: `update_machine_state`):
-#: what these send to it in between never expires, and holds up all that follows. Nor has a stream a leader then: before
-#: 4.0.6, RabbitMQ closes the connection of whoever sends to it (rabbitmq-server #12969).
+#: what these send to it in between never expires, and holds up all that follows.
 SHOWS_WHAT_STARTED = (4, 1)
 
 #: Seconds after which these have, too.
@@ -175,18 +174,15 @@ def other_layouts(channel: Channel, cascade: Cascade) -> list[int]:
     return found
 
 
-def bind_stream(channel: Channel, cascade: Cascade, stream: Stream, pause: float = 0) -> None:
-    """Create a stream and lead to it from ingest; pause in between, for some seconds, if RabbitMQ counts no messages.
+def bind_stream(channel: Channel, cascade: Cascade, stream: Stream) -> None:
+    """Create a stream and lead to it from ingest.
 
-    Raises `CascadeMissing`, also while another process is creating the cascade, and `NotPermitted`;
-    `UnsupportedConfiguration` if the broker cannot create streams, for which it closes the connection.
+    Raises `CascadeMissing`, and `NotPermitted`; `UnsupportedConfiguration` if the broker cannot create streams, for
+    which it closes the connection.
     """
     with translate_errors(cascade):
         try:
-            passive_declare(channel, cascade.marker, nowait=True)
-            declared = declare_queue(channel, stream.queue, nowait=not pause)
-            if pause and not declared.message_count:
-                time.sleep(pause)
+            declare_queue(channel, stream.queue, nowait=True)
             bind(channel, cascade.stream_binding(stream))
         except PreconditionFailed as exc:
             if _is_limit(exc):

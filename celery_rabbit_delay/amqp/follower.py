@@ -1,8 +1,7 @@
 """Follows the streams beside a cascade: what they hold, and then what comes.
 
 Reading writes nothing, and needs no permission but to read. It finds what was confirmed before as far as the node that
-it is connected to has it. Who must know all of it, such as a worker that starts, has a marker published, and reads on
-until that comes.
+it is connected to has it, which is some milliseconds behind the others at most, and what it has not comes afterwards.
 """
 
 from __future__ import annotations
@@ -15,29 +14,25 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import kombu
-from amqp import Message
-from amqp.exceptions import AMQPError, NotAllowed, NotFound
+from amqp.exceptions import AccessRefused, AMQPError, NotAllowed, NotFound
 from kombu.exceptions import OperationalError
 
 from ..core import streams
 from ..core.errors import StreamUnavailable
-from ..core.options import Options
 from ..core.topology import Stream
 from . import declare
-from .confirms import ConfirmedChannel
-from .connecting import abandon, copy_of, ensure_connection, is_lost
-from .create import ensure_stream
-from .limited import NO_ANSWER, Blocked
+from .connecting import is_lost
+from .limited import NO_ANSWER
 from .patience import Patience
-from .stream_consumer import PREFETCH, Place, StreamConsumer, StreamMessage, StreamReplaced
+from .stream_consumer import BUSY, PREFETCH, Place, StreamConsumer, StreamMessage, StreamReplaced
 
 #: Seconds for which a stream that exists is waited for, because a starting broker restores streams last; at most the
 #: option `confirm_timeout`.
 PATIENCE = 15
 
 #: Seconds without a message after which the last chunks of streams have come, the same where the broker counts no
-#: message in a stream, which it does up to 5 s after the first one, and the most seconds to wait for such a moment.
-_QUIET, _COUNTED, _BUSY = 0.1, 1, 2
+#: message in a stream, which it does up to 5 s after the first one.
+_QUIET, _COUNTED = 0.1, 1
 
 #: Seconds between two looks for new streams, which double up to the most: RabbitMQ logs each stream that is missing.
 _LOOK, _LOOK_AT_MOST = 5.0, 60.0
@@ -60,14 +55,16 @@ class Follower(StreamConsumer):
         self._lacking: dict[Stream, Place | None] = {}  # that are to be followed, and do not exist yet
         self._looked, self._pause = -math.inf, _LOOK
 
-    def extents(self, wanted: Iterable[Stream]) -> dict[Stream, Extent]:
+    def extents(self, wanted: Iterable[Stream], patience: float | None = None) -> dict[Stream, Extent]:
         """Return what those of some streams hold that exist.
 
         Raises `StreamUnavailable`, `NotPermitted`, `UnsupportedConfiguration` without streams; without a connection
         `kombu.exceptions.OperationalError`.
         """
         stream, *others = wanted
-        [found] = self._with_retries(stream, lambda: iter([self._extents([stream, *others])]), PATIENCE)
+        [found] = self._with_retries(
+            stream, lambda: iter([self._extents([stream, *others])]), PATIENCE if patience is None else patience
+        )
         return dict(found)
 
     def read(self, stream: Stream, extent: Extent | None = None) -> Iterator[StreamMessage]:
@@ -84,49 +81,38 @@ class Follower(StreamConsumer):
         def attempt() -> Iterator[StreamMessage]:
             known = self._done.get(stream.name)
             if end is None or known is None or known.offset < end:  # or the error came after the last message
-                is_last = None if end is None else lambda one: one.offset >= end
-                yield from self._until(stream, is_last, self._limit())
+                yield from self._until(stream, end, self._limit())
             self._stop(stream)
             self._arrived.clear()
 
         yield from self._with_retries(stream, attempt, PATIENCE)
 
     def catch_up(
-        self,
-        stream: Stream,
-        create: bool = False,
-        options: Options | None = None,
-        patience: float = PATIENCE,
-        silence: float | None = None,
+        self, stream: Stream, patience: float = PATIENCE, silence: float | None = None
     ) -> Iterator[StreamMessage]:
-        """Yield what a stream holds up to a marker that this publishes, and follow the stream from then on.
+        """Yield what a stream holds now, and follow it from then on; neither if it does not exist.
 
-        Among it is what comes of the other streams that are followed. If the stream is missing, `create` it, or yield
-        nothing. During an alarm, yield what its node has of it instead. `options`: of the stream's cascade. `silence`:
-        seconds to wait for an answer, by default `SILENCE`. Raises as `extents`, and `CascadeMissing`.
+        It is one that begins with a message, as that of changes does, for which this waits. Among what comes is that of
+        the other streams that are followed. `silence`: seconds to wait for an answer, by default `SILENCE`.
+        Raises as `extents`.
         """
 
         def attempt() -> Iterator[StreamMessage]:
-            marker = streams.marker()
-            try:
-                exists = self._mark(stream, marker, create, options or self.options, self._limit(silence))
-            except Blocked:
-                yield from self._until_end(stream, self._limit(silence))
-            else:
-                if exists:
-                    yield from self._until(stream, lambda one: one.body == marker, self._limit(silence))
+            with Follower(self._client) as reader:
+                extent = reader._extents([stream], silence, has_messages=True).get(stream)
+            if extent is None:
+                return
+            end, done = extent.last, self._done.get(stream.name)
+            reached = done.offset if done else -1
+            if end == reached:
+                self._begin(stream, done and Place.of(done))
+                return
+            if end is not None and end < reached:
+                self.forget(stream)
+                raise StreamReplaced(f"the stream {stream.name!r} was deleted and created again")
+            yield from self._until(stream, end, self._limit(silence))
 
         yield from self._with_retries(stream, attempt, patience)
-
-    def _until_end(self, stream: Stream, silence: float) -> Iterator[StreamMessage]:
-        """Follow a stream, and yield what it holds as far as its node has it, for an alarm lets no marker in."""
-        with Follower(self._client) as reader:
-            extent = reader.extents([stream]).get(stream)
-        end, done = extent and extent.last, self._done.get(stream.name)
-        if end is not None and end > (done.offset if done else -1):
-            yield from self._until(stream, lambda one: one.offset >= end, silence)
-        elif end is not None:
-            self._begin(stream, done and Place.of(done))
 
     def at(self, stream: Stream, offset: int) -> StreamMessage | None:
         """Return the message at an offset of a stream; None if it is no longer there. Raises as `between`."""
@@ -148,23 +134,21 @@ class Follower(StreamConsumer):
         self._stop(stream)
         self._arrived.clear()
 
-    def _until(
-        self, stream: Stream, is_last: Callable[[StreamMessage], bool] | None, silence: float
-    ) -> Iterator[StreamMessage]:
-        """Follow a stream after what was read, and yield what comes up to a last message, or until nothing comes."""
+    def _until(self, stream: Stream, end: int | None, silence: float) -> Iterator[StreamMessage]:
+        """Follow a stream after what was read, and yield what comes up to an offset, or until nothing comes."""
         done = self._done.get(stream.name)
-        self._begin(stream, None if done is None else Place.of(done))
-        seconds = silence if is_last else _COUNTED
+        self._begin(stream, done and Place.of(done))
+        seconds = _COUNTED if end is None else silence
         came = time.monotonic()
         while (message := self.receive(seconds)) is not None and time.monotonic() < came + seconds:
             is_its_own = message.stream == stream.name
             yield message
             if is_its_own:
                 came = time.monotonic()
-                if is_last and is_last(message):
+                if end is not None and message.offset >= end:
                     self._note_returned()
                     return
-        if is_last:
+        if end is not None:
             raise TimeoutError(NO_ANSWER)
 
     def _with_retries(self, stream: Stream, attempt: Callable[[], Iterator[Any]], patience: float) -> Iterator[Any]:
@@ -189,52 +173,29 @@ class Follower(StreamConsumer):
                         f"the stream {stream.name!r} cannot be read ({exc}): {_advice(exc)}"
                     ) from exc
 
-    def _extents(self, wanted: Iterable[Stream]) -> dict[Stream, Extent]:
+    def _extents(
+        self, wanted: Iterable[Stream], silence: float | None = None, has_messages: bool = False
+    ) -> dict[Stream, Extent]:
         connection = self._connect()
         lasts: dict[Stream, int | None] = {}
 
         def note(stream: Stream, offset: int | None, body: bytes) -> None:
             lasts[stream] = offset
 
-        with connection.within(self._limit()), declare.translate_errors(self.options.cascade):
+        with connection.within(self._limit(silence)), declare.translate_errors(self.options.cascade):
             channel = connection.channel()
             counts = {stream: count for stream in wanted if (count := _count(channel, stream)) is not None}
             for stream in counts:
                 # The last chunk comes at once, with what was confirmed before in it.
                 self._consume(stream, "last", partial(note, stream))
-            connection.wait_until(lambda: all(stream in lasts for stream, count in counts.items() if count))
-        with suppress(TimeoutError), connection.within(_BUSY):
+            awaited = {stream for stream, count in counts.items() if count or has_messages}
+            connection.wait_until(lambda: awaited <= lasts.keys())
+        with suppress(TimeoutError), connection.within(BUSY):
             while True:
                 with connection.within(_QUIET if counts.keys() <= lasts.keys() else _COUNTED):
                     connection.drain_events()
         self.close()
         return {stream: Extent(count, lasts.get(stream, -1)) for stream, count in counts.items()}
-
-    def _mark(self, stream: Stream, marker: bytes, create: bool, options: Options, silence: float) -> bool:
-        """Put a marker at the end of a stream, which is created if it is wanted; return whether the stream exists.
-
-        On another connection, because an alarm blocks one that publishes, also what it reads; and a broker without
-        streams closes one that creates them.
-        """
-        client, cascade = copy_of(self._client, "follower"), options.cascade
-        try:
-            ensure_connection(client)
-            channel = ConfirmedChannel(client.connection)
-            client.connection.raises_if_blocked = True
-            with client.connection.within(silence), declare.translate_errors(cascade):
-                for _ in range(2):
-                    try:
-                        message = Message(marker, delivery_mode=2)
-                        if channel.publish(message, cascade.ingest, stream.routing_key) is None:
-                            return True
-                    except NotFound:  # ingest
-                        channel.reset()
-                    if not create and _count(channel.get_channel(), stream) is None:
-                        return False
-                    ensure_stream(channel, options, cascade, stream)
-        finally:
-            abandon(client)
-        raise StreamUnavailable("nothing leads to it from ingest")
 
     def follow(self, places: Mapping[Stream, Place | None]) -> None:
         """Make `receive` return the messages of some streams, or only those after a place; looks now and then for those
@@ -284,6 +245,8 @@ def _count(channel: Any, stream: Stream) -> int | None:
         if "no queue" in exc.reply_text:
             return None
         raise StreamUnavailable(exc.reply_text) from exc
+    except AccessRefused:  # of any permission: consuming the stream names the one that is needed
+        return 0
 
 
 def _advice(exc: Exception) -> str:
@@ -292,8 +255,6 @@ def _advice(exc: Exception) -> str:
         return "try again once there is room"
     if is_lost(exc):
         return "the connection is lost again and again: the log of RabbitMQ says why"
-    if isinstance(exc, TimeoutError):  # an alarm lets no marker in, and says nothing of the stream
-        return "start the nodes that it is on, and wait until no memory or disk alarm blocks publishers"
     return (
         "start the nodes that it is on. If that does not help, its data is lost, because a node was killed just after "
         "the stream was created: delete it, and it is created again when needed"

@@ -35,13 +35,6 @@ LIMITED = (
 )
 
 
-class Blocked(TimeoutError):
-    """An alarm blocks publishers, so that RabbitMQ does not read this connection."""
-
-    def __init__(self) -> None:
-        super().__init__("an alarm of RabbitMQ blocks publishers")
-
-
 #: Seconds to wait for the answer when a connection or a channel closes. After an error Kombu's pools close connections,
 #: so that a call would never raise its own error while nobody answers.
 CLOSING = 10
@@ -63,12 +56,8 @@ class LimitedConnection(pyamqp.Connection):  # type: ignore[misc]
         self._end: float | None = None  # of the innermost block of `within`, by `time.monotonic`
         #: Seconds that a single wait takes at most without a block of `within`; None: no limit.
         self.patience: float | None = None
-        #: Whether the broker has said that it does not read this connection, because of an alarm.
-        self.is_blocked = False
         #: By the number of a channel: who is told why the broker has closed it, in place of an error at this read.
         self.on_refused: dict[int, Callable[[ChannelError], None]] = {}
-        #: Whether waiting ends with `Blocked` when the broker says so.
-        self.raises_if_blocked = False
 
     @cached_property
     def delay_options(self) -> Options:
@@ -81,15 +70,9 @@ class LimitedConnection(pyamqp.Connection):  # type: ignore[misc]
         version: tuple[Any, ...] = version_string_as_tuple(self.server_properties.get("version") or "0")
         return version
 
-    @property
-    def must_not_wait(self) -> bool:
-        """Whether there is an alarm whose end is not waited for."""
-        return self.is_blocked and self.raises_if_blocked
-
     def limit(self, seconds: float | None) -> None:
         """Limit all waits from now on, until the next call, also those for room in the socket's buffer."""
         self._end = None if seconds is None else time.monotonic() + seconds
-        self.raises_if_blocked = False
         if self.transport.sock.gettimeout() != seconds:
             self.transport.sock.settimeout(seconds)
 
@@ -119,8 +102,6 @@ class LimitedConnection(pyamqp.Connection):  # type: ignore[misc]
                 return self.drain_events()
         while True:
             left = self.seconds_left()
-            if self.must_not_wait:
-                raise Blocked
             try:
                 if self.blocking_read(left):  # a heartbeat is not an answer
                     return None
@@ -180,14 +161,6 @@ class LimitedConnection(pyamqp.Connection):  # type: ignore[misc]
         if code == NotAllowed.code and re.search(r"limit (of )?\(?\d", text):
             text = f"{text}. {LIMITED}"
         return super()._on_close(code, text, *method)
-
-    def _on_blocked(self) -> Any:
-        self.is_blocked = True
-        return super()._on_blocked()
-
-    def _on_unblocked(self) -> Any:
-        self.is_blocked = False
-        return super()._on_unblocked()
 
     def collect(self) -> None:
         if self._process != os.getpid():

@@ -6,10 +6,10 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import kombu
@@ -18,18 +18,18 @@ from kombu.exceptions import OperationalError
 
 from ..core import streams
 from ..core.changes import Changes
-from ..core.errors import CascadeMissing, DelayError, StreamUnavailable
+from ..core.errors import DelayError, StreamUnavailable
 from ..core.fates import Fate, fate
 from ..core.headers import State, message_id
 from ..core.options import Options
-from ..core.plan import Ticket
 from ..core.topology import Stream
 from ..core.unreadable import Unreadable
 from . import declare
 from .clients import PerClient
+from .create import make_streams
 from .follower import Follower
 from .interceptor import Interceptor
-from .stream_consumer import StreamMessage
+from .stream_consumer import BUSY, StreamMessage
 
 logger = logging.getLogger(__name__)
 
@@ -41,12 +41,6 @@ SOON, AGAIN, MUCH_LATER = 0.5, 10, 300
 #: While a stream cannot be read, trying takes half of the time at first, for cancelled tasks may come meanwhile, and
 #: later at most one part in so many.
 SHARE = 5
-
-#: Seconds after which the subscription to a stream is renewed: by a worker's timer, or by a message that comes.
-RENEWAL = 5
-
-#: Seconds for which a message waits for the broker's answer when a stream is tried again.
-SILENCE = 2
 
 #: What says that a task is cancelled must not wait until a busy consumer acknowledges what came before it, for the task
 #: itself may be there already. More do not fit into the buffers of a socket, and RabbitMQ closes a connection that
@@ -73,6 +67,7 @@ class ScheduleInterceptor(Interceptor):
         self._client = client
         self.options: Options = client.transport.delay_options
         self._following: Following | None = None
+        self.ticket = partial(streams.ticket, self.options)  # type: ignore[method-assign]
 
     @property
     def following(self) -> Following:
@@ -86,11 +81,37 @@ class ScheduleInterceptor(Interceptor):
         """What the streams have said about messages that this connection may receive."""
         return known_to[self._client]
 
-    def ticket(self, headers: Mapping[str, Any], delay: int) -> Ticket | None:
-        return streams.ticket(self.options, headers, delay)
-
     def drops(self, message: Any, state: State | None) -> bool:
-        return is_dropped(self, message, state)
+        """Return whether a message must be acknowledged instead of delivered.
+
+        This is so if a copy with another due time has replaced it, or if it was cancelled. If `Known` has
+        `on_cancelled`, a cancelled task is delivered, and Celery discards it.
+        """
+        headers, own = message.headers or {}, self.options
+        if not headers:
+            return False
+        known = self.known
+        # Celery discards only tasks; a worker may have consumers of its own for other messages.
+        discards = known.on_cancelled if "task" in headers else None
+        # A task with an eta may have been an orphan, or was sent without this package; a retry may have been delayed
+        # before. Other undelayed messages are not filtered.
+        if state is None and not (headers.get("eta") or headers.get("retries")):
+            return False
+        number, options = state and state.number, own
+        if state and state.root != own.cascade.root:
+            # Apps with different prefixes may share a queue, and what was sent before that was changed arrives later.
+            other = streams.options_of(state.root)
+            options = other if other and other.prefix != own.prefix else own
+        if number is not None or known.on_cancelled is not None:
+            for one in [own] if options is own else [own, options]:
+                _keep_current(self, one)
+        id_ = message_id(message.properties, headers)  # the same id as in a record, which `list` shows
+        found = fate(known.changes, number, id_, lambda: headers)
+        if found is Fate.CANCELLED:
+            return discards is None or not discards(id_)
+        if found is Fate.MOVED:
+            logger.info("A message that was moved is dropped here: %s", headers.get("id"))
+        return found is not Fate.WAITS
 
     def learn(self) -> None:
         """Read which messages were cancelled or moved so far; from then on `drops` says so of each.
@@ -122,58 +143,24 @@ def probe_streams(client: kombu.Connection, streams: Iterable[Stream]) -> Iterat
     for stream in streams:
         try:
             with Follower(client) as follower:
-                next(follower.catch_up(stream, patience=2), None)
-        except (StreamUnavailable, CascadeMissing) as exc:
+                follower.extents([stream], patience=2)
+        except StreamUnavailable as exc:
             yield str(exc)
 
 
-def is_dropped(receiver: ScheduleInterceptor, message: Any, state: State | None) -> bool:
-    """Return whether a message must be acknowledged instead of delivered.
-
-    This is so if a copy with another due time has replaced it, or if it was cancelled. If `Known` has `on_cancelled`, a
-    cancelled task is delivered, and Celery discards it.
-    """
-    headers, own = message.headers or {}, receiver.options
-    if not headers:
-        return False
-    known = receiver.known
-    # Celery discards only tasks; a worker may have consumers of its own for other messages.
-    discards = known.on_cancelled if "task" in headers else None
-    # A task with an eta may have been an orphan, or was sent without this package; a retry may have been delayed
-    # before. Other undelayed messages are not filtered.
-    if state is None and not (headers.get("eta") or headers.get("retries")):
-        return False
-    number, options = state and state.number, own
-    if state and state.root != own.cascade.root:
-        # Apps with different prefixes may share a queue, and what was sent before that was changed arrives later.
-        other = streams.options_of(state.root)
-        options = other if other and other.prefix != own.prefix else own
-    if number is not None or known.on_cancelled is not None:
-        for one in [own] if options is own else [own, options]:
-            _keep_current(receiver, one, streams.changes_of(one), known.changes.apply)
-    id_ = message_id(message.properties, headers)  # the same id as in a record, which `list` shows
-    found = fate(known.changes, number, id_, lambda: headers)
-    if found is Fate.CANCELLED:
-        return discards is None or not discards(id_)
-    if found is Fate.MOVED:
-        logger.info("A message that was moved is dropped here: %s", headers.get("id"))
-    return found is not Fate.WAITS
-
-
-def _keep_current(
-    receiver: ScheduleInterceptor, options: Options, stream: Stream, apply: Callable[[bytes], Any]
-) -> None:
-    """Read a stream and follow it, once per `amqp.Connection`, and keep up with it from then on.
+def _keep_current(receiver: ScheduleInterceptor, options: Options) -> None:
+    """Read the changes and follow them, once per `amqp.Connection`, and keep up with them from then on.
 
     Logs a warning the first time that this fails, and tries again when a message arrives some time later. Creates no
-    parts of a cascade other than the connection's, because its root may be forged.
+    stream beside a cascade other than the connection's, because its root may be forged.
     """
-    following = receiver.following
+    following, apply, stream = receiver.following, receiver.known.changes.apply, streams.changes_of(options)
+    is_own = options is receiver.options
     if stream.name in following.until:
-        following.keep_up(stream, apply, options=options)
+        following.keep_up(stream, apply, create=is_own)
     else:
         try:
-            following.catch_up(stream, apply, options=options)
+            following.catch_up(stream, apply, create=is_own)
         except DelayError as exc:
             logger.warning(
                 "Messages that were moved or cancelled may still be delivered, until the next attempt to read the "
@@ -185,15 +172,15 @@ def _keep_current(
 class Following:
     """The streams that a `kombu.Connection` follows to drop messages. One thread uses it at a time.
 
-    It says when a stream is read, renewed, or tried again.
+    It says when a stream is read, or tried again.
     """
 
     def __init__(self, client: kombu.Connection) -> None:
+        self._client = client
         self._follower = Follower(client, prefetch=_PREFETCH)
-        self._options: Options = client.transport.delay_options
         self._lock = threading.RLock()
         self._apply: dict[str, Callable[[bytes], object]] = {}  # by the name of a stream: what takes its messages
-        #: Name of a stream -> the time (`time.monotonic`) to try again to read it, or to renew its subscription.
+        #: Name of a stream -> the time (`time.monotonic`) to try again to read it.
         self.until: dict[str, float] = {}
         self.failing: dict[str, float] = {}  # the time at which the first attempt to read it began that failed
 
@@ -206,19 +193,16 @@ class Following:
         return stream.name in self._follower.streams
 
     def poll(self) -> None:
-        """Apply what has come, and wait for nothing."""
+        """Apply what has come; waits for the broker only now and then, as `StreamConsumer.receive` does."""
         if self._follower.streams and self._lock.acquire(blocking=False):
             try:
                 with self._using():
-                    self._apply_all()
-            except (AMQPError, OSError, StreamUnavailable) as exc:
+                    while (message := self._follower.receive()) is not None:
+                        self._take(message)
+            except (AMQPError, OSError, DelayError) as exc:
                 logger.info("The streams have to be read again: %s", exc)
             finally:
                 self._lock.release()
-
-    def _apply_all(self) -> None:
-        while (message := self._follower.receive()) is not None:
-            self._take(message)
 
     def _take(self, message: StreamMessage) -> None:
         """Apply a message of a stream; log a warning if it is malformed."""
@@ -227,24 +211,17 @@ class Following:
         except Unreadable as exc:
             logger.warning("Message %d of the stream %r is skipped: %s", message.offset, message.stream, exc)
 
-    def look(self, stream: Stream) -> None:
-        """Read a stream that may exist by now at the next `keep_up`. Another thread may call this."""
-        self.until.setdefault(stream.name, time.monotonic())
+    def keep_up(self, stream: Stream, apply: Callable[[bytes], Any], create: bool) -> None:
+        """Apply what has come; read a stream and follow it again if that has ended, and log why it cannot be read.
 
-    def keep_up(self, stream: Stream, apply: Callable[[bytes], Any], **arguments: Any) -> None:
-        """Apply what has come; renew the subscription to a stream now and then, and read it again if that fails.
-
-        A worker's timer calls this, and each message that comes. It waits for `SILENCE` at most, several times if
-        nobody answers. The arguments are those of `catch_up`.
+        A worker's timer calls this, and each message that comes. It waits for `BUSY` seconds at most, several times if
+        nobody answers.
         """
         self.poll()
-        if self.until.get(stream.name, math.inf) <= time.monotonic() and not self.renew(stream):
-            self.try_again(stream, apply, **arguments)
-
-    def try_again(self, stream: Stream, apply: Callable[[bytes], Any], **arguments: Any) -> None:
-        """Read and follow a stream as `catch_up` does, without waiting for it; log why it cannot be read."""
+        if self.until.get(stream.name, math.inf) > time.monotonic():
+            return
         try:
-            if self.catch_up(stream, apply, patience=0, silence=SILENCE, **arguments):
+            if self.catch_up(stream, apply, create, patience=0, silence=BUSY):
                 logger.info("The contents of the stream %r are known from now on", stream.name)
         except DelayError as exc:
             logger.info("The stream %r cannot be read yet: %s", stream.name, exc)
@@ -261,44 +238,22 @@ class Following:
         finally:
             self.until.update(dict.fromkeys(before - set(self._follower.streams), time.monotonic()))
 
-    def renew(self, stream: Stream) -> bool:
-        """Renew the subscription to a stream; return False if there is none, or if nothing comes: it has ended."""
-        with self._lock:
-            if not self.follows(stream):
-                return False
-            self.until[stream.name] = time.monotonic() + RENEWAL
-            try:
-                with self._using():
-                    self._follower.renew(stream, SILENCE)
-                    self._apply_all()
-            except (AMQPError, DelayError, OSError) as exc:
-                logger.info("The stream %r has to be read again: %s", stream.name, exc)
-                return False
-            return True
-
-    def catch_up(
-        self,
-        stream: Stream,
-        apply: Callable[[bytes], Any],
-        options: Options | None = None,
-        create: bool = True,
-        **limits: float,
-    ) -> bool:
+    def catch_up(self, stream: Stream, apply: Callable[[bytes], Any], create: bool = True, **limits: float) -> bool:
         """Read a stream to its end, and follow it. `apply` is the same each time, and so it goes on where it was left.
 
-        Without `create`, or with the `options` of another cascade than the connection's, return False if the stream is
-        missing; otherwise create it. Raises `CascadeMissing`, `NotPermitted`, `StreamUnavailable`. Then messages are
-        delivered without the stream for some time, so that not every message waits for it. `limits` are those of
-        `Follower.catch_up`.
+        If the stream is missing, `create` it, or return False. Raises `CascadeMissing`, `NotPermitted`,
+        `StreamUnavailable`. Then messages are delivered without the stream for some time, so that not every message
+        waits for it. `limits` are those of `Follower.catch_up`.
         """
-        of_others = options is not None and options is not self._options
         self._apply[stream.name] = apply
         with self._lock:
             began = time.monotonic()
             try:
                 with self._using():
-                    for message in self._follower.catch_up(stream, create and not of_others, options, **limits):
-                        self._take(message)
+                    self._read(stream, **limits)
+                    if create and not self.follows(stream):
+                        make_streams(self._client, [stream])
+                        self._read(stream, **limits)
             except Exception as exc:
                 self._follower.forget(stream)
                 comes_back = isinstance(exc, (StreamUnavailable, AMQPError, OSError, OperationalError))
@@ -308,11 +263,12 @@ class Following:
                 raise
             self.failing.pop(stream.name, None)
             found = self.follows(stream)
-            if found or of_others:
-                self.until[stream.name] = time.monotonic() + (RENEWAL if found else AGAIN)
-            else:  # the first message that the stream may concern asks again, and creates it
-                self.until.pop(stream.name, None)
+            self.until[stream.name] = math.inf if found else time.monotonic() + AGAIN
             return found
+
+    def _read(self, stream: Stream, **limits: float) -> None:
+        for message in self._follower.catch_up(stream, **limits):
+            self._take(message)
 
     def _pause(self, stream: Stream, began: float) -> float:
         """Return the seconds until the next attempt: more, the longer the last one took and the stream has failed."""

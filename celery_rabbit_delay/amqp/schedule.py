@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import heapq
 import itertools
-import json
 import logging
 import math
 import time
@@ -34,9 +33,6 @@ from .follower import Follower
 from .stream_writer import until_there_is_a_leader
 
 logger = logging.getLogger(__name__)
-
-#: The exchange of Celery's remote control: its setting `control_exchange`, and what kombu.pidbox adds.
-CONTROL = "celery.pidbox"
 
 #: The ids that a line of the log names.
 _NAMED = 3
@@ -325,7 +321,6 @@ def _write_pause(connection: kombu.Connection, one: Pause) -> None:
     logger.info(
         "The queue %r is %s", one.queue, "resumed" if one.until == 0 else f"paused until {one.end or 'it is resumed'}"
     )
-    tell_workers(connection)
 
 
 def paused(connection: kombu.Connection, names: QueueNames) -> list[Pause]:
@@ -335,17 +330,6 @@ def paused(connection: kombu.Connection, names: QueueNames) -> list[Pause]:
         with suppress(Unreadable):  # `list` names it
             found.apply(body)
     return [one for name, one in found.paused(utc_ms()).items() if names.leads_to_one("", name)]
-
-
-def tell_workers(connection: kombu.Connection) -> None:
-    """Make workers look for the stream of changes, which may be new: each knows Celery's `revoke`, here of nothing.
-
-    One that this does not reach finds the stream when a delayed task comes, or when it starts.
-    """
-    command: dict[str, Any] = {"method": "revoke", "arguments": {"task_id": []}}
-    message = Message(json.dumps(command), content_type="application/json", content_encoding="utf-8")
-    with suppress(AMQPError, OSError):  # no worker has created the exchange, or it is forbidden
-        connection.connection.sender.publish_now(message, CONTROL, "")
 
 
 def restore(connection: kombu.Connection, ids: Collection[str]) -> None:

@@ -35,12 +35,14 @@ PREFETCH = 500
 #: Seconds without an answer after which a stream counts as unavailable; at most the option `confirm_timeout`.
 SILENCE = 20
 
-#: Seconds without a message after which the last chunks of a stream that is consumed anew have come, and the most
-#: seconds to wait for such a moment.
-_QUIET, _BUSY = 0.01, 1
+#: Seconds without a message after which the last chunks of a stream that is consumed anew have come.
+_QUIET = 0.01
+
+#: The most seconds for which whoever has other work waits for the broker to answer, or to have nothing more to send.
+BUSY = 2
 
 #: Seconds without a message after which a stream is consumed anew.
-RENEWAL = 30
+RENEWAL = 5
 
 
 class StreamMessage(NamedTuple):
@@ -75,7 +77,7 @@ class _Followed:
     channel: Any = None
     tag: str = ""
     last: StreamMessage | None = None  # that came after the place
-    is_sent: bool = False  # any message came of late: that at the place comes first
+    heard: float = 0.0  # when the last message came (`time.monotonic`): that at the place comes first
 
     @property
     def reached(self) -> Place | None:
@@ -144,12 +146,8 @@ class StreamConsumer:
         """
         self._note_returned()
         connection = self._connect()
-        if seconds and time.monotonic() > self._renewed + RENEWAL:
-            self._renewed = time.monotonic()
-            for followed in list(self._followed.values()):
-                if not followed.is_sent:
-                    self._begin_again(followed)
-                followed.is_sent = False
+        if time.monotonic() >= self._renewed + RENEWAL:
+            self._renew(connection)
         try:
             with connection.within(seconds or None):
                 while not self._arrived:
@@ -160,17 +158,18 @@ class StreamConsumer:
         self._returned = self._arrived.popleft()
         return self._returned
 
-    def renew(self, stream: Stream, seconds: float) -> None:
-        """Consume a stream anew that is followed and has messages, and wait for what has come meanwhile.
+    def _renew(self, connection: LimitedConnection) -> None:
+        """Consume what has sent nothing of late anew, and wait for what has come meanwhile.
 
-        Raises `StreamUnavailable`, `TimeoutError` if nothing comes for so many seconds, and py-amqp's errors.
+        The message at a place comes again, and all that is new with it. Raises `StreamUnavailable`, `TimeoutError` if a
+        stream has ended, and py-amqp's errors.
         """
-        connection = self._connect()
-        with connection.within(seconds):
-            followed = self._begin_again(self._followed[stream.name])
-            connection.wait_until(lambda: followed.is_sent)
-        with connection.within(_BUSY), suppress(TimeoutError):
-            while True:
+        self._renewed = now = time.monotonic()
+        with connection.within(BUSY):
+            silent = [self._begin_again(one) for one in list(self._followed.values()) if one.heard <= now - RENEWAL]
+            connection.wait_until(lambda: all(one.heard for one in silent if one.place))
+        with connection.within(BUSY), suppress(TimeoutError):
+            while silent:
                 connection.drain_events(_QUIET)
 
     def _note_returned(self) -> None:
@@ -195,7 +194,7 @@ class StreamConsumer:
         followed = _Followed(stream, place)
 
         def on_message(offset: int | None, body: bytes) -> None:
-            followed.is_sent = True
+            followed.heard = time.monotonic()
             if place is not None and (offset is None or offset <= place.offset):  # RabbitMQ sends whole chunks
                 if offset == place.offset and place.digest and Place.of(StreamMessage("", offset, body)) != place:
                     self.forget(stream)

@@ -20,7 +20,7 @@ from ..core.topology import Cascade, Stream
 from . import declare
 from .clients import PerClient
 from .confirms import ANSWERS, Confirm, ConfirmedChannel, NotStored, Outgoing
-from .create import create_cascade, ensure_stream
+from .create import create_streams
 from .limited import LimitedConnection
 from .patience import again
 
@@ -131,12 +131,8 @@ class StreamWriter:
         try:
             self._write(stream, messages)
         except CascadeMissing:
-            self.ensure(stream)
-            try:
-                self._write(stream, messages)
-            except CascadeMissing:  # a part of the cascade that leads to it was deleted
-                create_cascade(self._channel, self.cascade)
-                self._write(stream, messages)
+            create_streams(self._channel, self._options, self.cascade, [stream])
+            self._write(stream, messages)
 
     def _write(self, stream: Stream, messages: Iterable[Outgoing]) -> None:
         with declare.translate_errors(self.cascade):
@@ -147,11 +143,6 @@ class StreamWriter:
                 raise CascadeMissing(f"the stream {stream.name!r} is missing, or its node is down") from exc
             except (InternalError, ResourceError) as exc:  # the stream has no leader, or has lost its data
                 raise StreamUnavailable(f"the stream {stream.name!r} cannot be written now: {exc}") from exc
-        self._known.add(stream)
-
-    def ensure(self, stream: Stream) -> None:
-        """Create a stream that is missing. Raises the errors of `ensure_stream`."""
-        ensure_stream(self._channel, self._options, self.cascade, stream)
         self._known.add(stream)
 
     def outgoing(self, stream: Stream, body: bytes) -> Outgoing:

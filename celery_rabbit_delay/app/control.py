@@ -5,18 +5,22 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
+from amqp.exceptions import AMQPError
 from celery import Celery, bootsteps
 from celery.exceptions import SoftTimeLimitExceeded
 from celery.utils.collections import LimitedSet
 from celery.worker import state
+from kombu.exceptions import OperationalError
 
 from .. import upstream
 from ..amqp.confirms import NotStored
+from ..amqp.create import make_streams
 from ..amqp.receiving import Following, known_to
-from ..amqp.schedule import CONTROL, write_changes
+from ..amqp.schedule import write_changes
 from ..amqp.stream_writer import until_there_is_a_leader
 from ..core import changes, streams
 from ..core.changes import KEPT, Changes
@@ -101,11 +105,10 @@ class FollowChanges(bootsteps.StartStopStep):  # type: ignore[misc]
         options = connection.transport.delay_options
         stream = streams.changes_of(options)
         try:
-            # Who creates the stream later tells workers of it, as far as `tell_workers` reaches them.
-            conf = consumer.app.conf
-            create = not (conf.worker_enable_remote_control and f"{conf.control_exchange}.pidbox" == CONTROL)
+            with suppress(DelayError, AMQPError, OSError, OperationalError):  # the one that it reads is tried again
+                make_streams(connection, streams.wanted(options))
             following = connection.connection.interceptor.following
-            following.catch_up(stream, self.changes.apply, create=create, patience=PATIENCE)
+            following.catch_up(stream, self.changes.apply, patience=PATIENCE)
         except (DelayError, NotStored) as exc:  # when tasks come, it is tried again
             if not self._warned:
                 logger.warning(

@@ -12,8 +12,6 @@ from kombu.pidbox import Node
 from ..amqp.clocks import utc_ms
 from ..amqp.destinations import may_pause
 from ..amqp.receiving import known_to
-from ..core import streams
-from ..core.options import DRIVER_TYPE
 from .consumers import DelayedConsumer
 
 logger = logging.getLogger(__name__)
@@ -60,7 +58,7 @@ class PausingConsumer(DelayedConsumer):
 
 
 class PausingNode(Node):  # type: ignore[misc]
-    """A worker's mailbox, which shows paused queues, and makes the worker look for a stream of changes that is new."""
+    """A worker's mailbox, which shows paused queues."""
 
     def handle_call(self, method: str, arguments: Any) -> Any:
         answer = super().handle_call(method, arguments)
@@ -68,15 +66,6 @@ class PausingNode(Node):  # type: ignore[misc]
             paused = getattr(self.state.consumer.task_consumer, "paused", {}).values()
             answer += [{**queue.as_dict(recurse=True), "paused": True} for queue in paused]
         return answer
-
-    def handle_cast(self, method: str, arguments: Any) -> Any:
-        if method == "revoke":  # perhaps of nothing: see `schedule.tell_workers`
-            connection = getattr(self.state.consumer, "connection", None)
-            if connection is not None and connection.transport.driver_type == DRIVER_TYPE:
-                options = connection.transport.delay_options
-                if options.schedule:
-                    connection.connection.interceptor.following.look(streams.changes_of(options))
-        return super().handle_cast(method, arguments)
 
 
 def follow_pauses(consumer: Any) -> None:

@@ -32,10 +32,10 @@ def plan(target: Target, management_url: str | None) -> None:
 @management_option
 @pass_target
 def setup(target: Target, management_url: str | None) -> None:
-    """Create missing parts of the cascade, and bind it to the queues of the app. Running it again is safe.
+    """Create missing parts of the cascade, with streams, and bind it to the app's queues. Running it again is safe.
 
-    For a broker named with --broker, and for an app with declare="passive", it also creates the streams, and for each
-    queue the outboxes of the option `outboxes`. Other publishers create these when they first need them. With
+    For a broker named with --broker, and for an app with declare="passive", it also creates for each queue the outboxes
+    of the option `outboxes`. Other publishers create these when they first need them. With
     --management-url, creates nothing if a limit of the virtual host leaves no room for all.
     """
     with target.connected() as connection:
@@ -61,7 +61,7 @@ def _show_way(connection: kombu.Connection) -> None:
 
 
 def _creates_ahead(target: Target, connection: kombu.Connection) -> bool:
-    """Return whether `setup` creates outboxes with a delay, and streams: for publishers that create none."""
+    """Return whether `setup` creates outboxes with a delay: for publishers that create none."""
     return isinstance(target, BrokerTarget) or connection.transport.delay_options.declare == "passive"
 
 

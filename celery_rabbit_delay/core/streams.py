@@ -153,8 +153,3 @@ def ticket(options: Options, headers: Mapping[str, Any], delay: int) -> Ticket |
     if options.ticks(delay) < options.ticks(limit):
         return None
     return Ticket(new_number(), journal_for(options.cascade, delay / 1_000_000))
-
-
-def marker() -> bytes:
-    """Return a unique message: a reader that has reached it has read all earlier messages of the stream."""
-    return b"m" + os.urandom(16)

@@ -14,7 +14,7 @@ from amqp.exceptions import PreconditionFailed
 from ..amqp import declare
 from ..amqp.confirms import ConfirmedChannel
 from ..amqp.connecting import own_channel
-from ..amqp.create import choose, create_cascade
+from ..amqp.create import choose, create_cascade, lead_to_streams
 from ..amqp.replaying import take
 from ..core.destination import Destination
 from ..core.errors import DelayError, DestinationNotFound, LimitReached
@@ -70,11 +70,11 @@ def setup(
     destinations: Iterable[Destination],
     ahead: bool = False,
 ) -> list[Destination]:
-    """Create cascades, and the outboxes of destinations; return the destinations that do not exist.
+    """Create cascades, streams, and the outboxes of destinations; return the destinations that do not exist.
 
     With `ahead`, also create what publishers with `declare="auto"` create when they need it often: all outboxes of the
-    option for each destination that is a queue, and streams. These come last, because a broker that cannot create them
-    closes the connection. Raises `CascadeConflict`, `LimitReached`, `NotPermitted`, `InvalidDestination`,
+    option for each destination that is a queue. Streams come last, because a broker that cannot create them closes the
+    connection. Raises `CascadeConflict`, `LimitReached`, `NotPermitted`, `InvalidDestination`,
     `UnsupportedConfiguration`.
     """
     options: Options = connection.transport.delay_options
@@ -98,8 +98,7 @@ def setup(
     for one in led:
         declare.bind_outboxes(channel.get_channel(), *one)
     for cascade in wanted:
-        for stream in connection.connection.interceptor.streams(wanted=True) if ahead else ():
-            declare.bind_stream(connection.default_channel, cascade, stream)
+        lead_to_streams(channel, cascade, connection.connection.interceptor.streams(wanted=True))
     return lacking
 
 

@@ -136,7 +136,7 @@ def cancelled(node: Node, scale: float, repeats: int, log: Log) -> dict[str, Any
     with vhost(node) as none, vhost(node) as many:
         for url, amount in ((none, 0), (many, int(100_000 * scale))):
             with running_app(url, {}) as app, app.connection_for_write() as connection:
-                write_changes(connection, [streams.marker()])
+                write_changes(connection, changes.cancelled(["another"]))
                 for start in range(0, amount, 1000):
                     ids = [str(uuid.uuid4()) for _ in range(min(1000, amount - start))]
                     write_changes(connection, [message for id_ in ids for message in changes.cancelled([id_])])

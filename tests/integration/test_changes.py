@@ -10,9 +10,9 @@ from typing import Any
 import kombu
 import pytest
 
-from celery_rabbit_delay.amqp import receiving
 from celery_rabbit_delay.amqp import reschedule as reschedule_
 from celery_rabbit_delay.amqp import schedule as schedule_
+from celery_rabbit_delay.amqp import stream_consumer
 from celery_rabbit_delay.amqp.receiving import known_to
 from celery_rabbit_delay.amqp.schedule import write_changes
 from celery_rabbit_delay.core import changes, streams
@@ -54,7 +54,7 @@ def test_a_consumer_learns_of_changes_that_rabbitmq_does_not_send_any_more(
     vhost: Vhost, followed: Followed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As after a node was cut off for a moment: the connection stays, and the consumer of the stream is forgotten."""
-    monkeypatch.setattr(receiving, "RENEWAL", 0.5)
+    monkeypatch.setattr(stream_consumer, "RENEWAL", 0.5)
     vhost.declare("q")
     with vhost.connection(journal=0) as publisher, vhost.connection(journal=0) as consumer:
         publish(publisher, 0.1, correlation_id="begin")
@@ -142,7 +142,7 @@ def test_a_worker_that_receives_nothing_learns_of_changes_after_it_lost_what_it_
         schedule_.cancel(publisher, ["after"])
 
         def has_learned() -> bool:
-            following.keep_up(stream, changes_.apply)
+            following.keep_up(stream, changes_.apply, create=True)
             return changes_.cancels("after")
 
         wait_until(has_learned, "it has learned of it")

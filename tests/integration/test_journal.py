@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import logging
-import time
-from types import SimpleNamespace
 
 import pytest
 
 from celery_rabbit_delay import CascadeMissing, batch, scheduled
-from celery_rabbit_delay.amqp import declare
 from celery_rabbit_delay.amqp import schedule as schedule_
 from celery_rabbit_delay.amqp.follower import Follower
 from celery_rabbit_delay.core import journal, streams
 from tests.kit.broker import Vhost, lead, publish, records, take
 from tests.kit.frames import routing_keys
-from tests.kit.wait import wait_until
 
 from .conftest import MakeApp
 
@@ -159,23 +155,6 @@ def test_a_stream_that_nothing_leads_to_any_more_is_found_again(vhost: Vhost) ->
         assert [record.id for record in records(vhost)] == ["first"]
         publish(connection, 60, correlation_id="second")
     assert [record.id for record in records(vhost)] == ["first", "second"]
-
-
-def test_only_a_stream_without_messages_is_waited_for_and_not_by_each_new_connection(
-    vhost: Vhost, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Before RabbitMQ 4.1: without messages, another process may just be creating it."""
-    pauses: list[float] = []
-    monkeypatch.setattr(declare, "SHOWS_WHAT_STARTED", (99,))
-    monkeypatch.setattr(declare, "SAVED_AFTER", 1e-3)
-    monkeypatch.setattr(declare, "time", SimpleNamespace(sleep=pauses.append, monotonic=time.monotonic))
-    vhost.declare("q")
-    for _ in range(3):
-        with vhost.connection(journal=10) as connection, connection.Producer() as producer, batch(producer):
-            producer.publish("x", routing_key="q", headers={"x-delay": 60_000, "id": "a", "task": "t"})
-        wait_until(lambda: vhost.count(JOURNAL), "RabbitMQ has counted the first record, which takes up to 5 s")
-    assert len(records(vhost)) == 3
-    assert pauses == [declare.STARTED_AFTER, 1e-3]
 
 
 def test_each_task_of_a_minute_is_recorded_although_a_moment_of_it_has_passed(vhost: Vhost, make_app: MakeApp) -> None:

@@ -4,26 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
-import kombu
 import pytest
 
 from celery_rabbit_delay import CascadeConflict, NotPermitted
+from celery_rabbit_delay.amqp import declare
 from celery_rabbit_delay.amqp import schedule as schedule_
-from celery_rabbit_delay.amqp.confirms import ConfirmedChannel
-from celery_rabbit_delay.amqp.create import ensure_stream
+from celery_rabbit_delay.amqp.create import make_streams
 from celery_rabbit_delay.amqp.follower import Follower
 from celery_rabbit_delay.core import streams
-from celery_rabbit_delay.core.topology import Stream
-from tests.kit.broker import Vhost, publish
+from tests.kit.broker import Vhost, lead, publish
 
 pytestmark = pytest.mark.own_vhost
 
 RECORDED: dict[str, Any] = {"journal": 0}
-
-
-def create(connection: kombu.Connection, stream: Stream) -> None:
-    options = connection.transport.delay_options
-    ensure_stream(ConfirmedChannel(connection.connection), options, options.cascade, stream)
 
 
 def listed(vhost: Vhost, **options: Any) -> list[str]:
@@ -68,8 +61,11 @@ def test_streams_that_are_empty_are_read_at_once(vhost: Vhost) -> None:
     with vhost.connection(**RECORDED) as connection, Follower(connection) as reader:
         wanted = streams.all_streams(vhost.cascade)
         assert reader.extents(wanted) == {}
+        with vhost.connection() as other:
+            vhost.declare("q")
+            lead(other, "q")
         for stream in wanted:
-            create(connection, stream)
+            declare.bind_stream(connection.default_channel, vhost.cascade, stream)
         assert set(reader.extents(wanted).values()) == {(0, -1)}
         assert [list(reader.read(stream)) for stream in wanted] == [[] for _ in wanted]
 
@@ -83,4 +79,4 @@ def test_apps_that_keep_cancellations_for_other_times_are_told_what_to_do(vhost:
         vhost.connection(max_delay=3 * year) as long,
         pytest.raises(CascadeConflict, match="give apps with the same prefix the same `max_delay`"),
     ):
-        create(long, streams.changes_of(long.transport.delay_options))
+        make_streams(long, [streams.changes_of(long.transport.delay_options)])

@@ -115,16 +115,6 @@ def test_heartbeats_do_not_put_off_the_end_of_a_wait(broker: Broker, connection:
     assert broker.now == 3
 
 
-def test_a_broker_that_says_that_it_is_blocked_ends_a_wait_that_wants_to_know(broker: Broker, connection: Any) -> None:
-    connection.raises_if_blocked = True
-    broker.answers.append(method(0, spec.Connection.Blocked, b"\0"))
-    with connection.within(3):
-        connection.drain_events()
-        with pytest.raises(TimeoutError, match="an alarm"):
-            connection.drain_events()
-    assert broker.now == 0
-
-
 def test_refusals_that_are_on_their_way_hit_nobody_else(broker: Broker, connection: Any) -> None:
     """A limit of queues refuses what was asked for on several channels, one after the other."""
     broker.questions = 99

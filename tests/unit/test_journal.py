@@ -48,7 +48,7 @@ def test_records_come_out_of_a_message_as_they_went_in(wanted: list[Record]) -> 
 
 
 def test_what_is_no_record_holds_none() -> None:
-    for other in (streams.marker(), changes.void(5, 1), b""):
+    for other in (changes.void(5, 1), b""):
         assert journal.unpack_records(other) == []
 
 
@@ -238,7 +238,7 @@ def test_an_empty_id_cancels_nothing() -> None:
 
 
 def test_a_void_copy_is_told_from_others() -> None:
-    known = read(changes.void(17, SOON), streams.marker())
+    known = read(changes.void(17, SOON), b"")
     assert [known.voids(number) for number in (17, 18, None)] == [True, False, False]
 
 

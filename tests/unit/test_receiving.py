@@ -16,11 +16,12 @@ import pytest
 from celery.utils.collections import LimitedSet
 
 from celery_rabbit_delay import NotPermitted, StreamUnavailable
-from celery_rabbit_delay.amqp import receiving
+from celery_rabbit_delay.amqp import receiving, stream_consumer
 from celery_rabbit_delay.amqp.follower import Follower
+from celery_rabbit_delay.amqp.receiving import ScheduleInterceptor
 from celery_rabbit_delay.amqp.stream_consumer import StreamMessage
 from celery_rabbit_delay.app import control
-from celery_rabbit_delay.core import changes, streams
+from celery_rabbit_delay.core import changes
 from celery_rabbit_delay.core.headers import HEADER, read_state
 from celery_rabbit_delay.core.options import OPTIONS, Options
 
@@ -39,7 +40,7 @@ def connected(client: Client) -> Any:
 
 
 def is_dropped(connection: Any, message: Any) -> bool:
-    return receiving.is_dropped(connection, message, read_state(message.headers or {}))
+    return ScheduleInterceptor.drops(connection, message, read_state(message.headers or {}))
 
 
 @pytest.fixture
@@ -89,7 +90,6 @@ def test_a_stream_that_could_not_be_read_is_tried_again_when_a_message_comes_lat
         return iter(())
 
     monkeypatch.setattr(Follower, "catch_up", catch_up)
-    monkeypatch.setattr(Follower, "renew", lambda self, stream, seconds: None)
     monkeypatch.setattr(Follower, "receive", lambda self: None)
     monkeypatch.setattr(time, "monotonic", lambda: now)
     for seconds in range(1000):
@@ -98,7 +98,7 @@ def test_a_stream_that_could_not_be_read_is_tried_again_when_a_message_comes_lat
     assert tried == [0, 1, 1 + receiving.MUCH_LATER]
 
 
-@pytest.mark.parametrize("takes", [0.01, receiving.SILENCE])  # it is refused; nobody answers
+@pytest.mark.parametrize("takes", [0.01, stream_consumer.BUSY])  # it is refused; nobody answers
 def test_a_stream_that_fails_is_tried_soon_and_less_and_less_often(
     monkeypatch: pytest.MonkeyPatch, takes: float
 ) -> None:
@@ -146,40 +146,6 @@ def test_what_is_lost_while_another_stream_cannot_be_read_is_read_again(
         assert not is_dropped(connection, message)
     assert read == [Options().prefix, "other", Options().prefix]
     assert known.changes.cancels("a")
-
-
-@pytest.mark.parametrize("by", ["messages", "a timer"])
-def test_a_subscription_is_renewed_now_and_then_and_read_anew_if_nothing_is_sent(
-    followed: set[str], monkeypatch: pytest.MonkeyPatch, by: str
-) -> None:
-    client, now = Client(), 0.0
-    connection = connected(client)
-    done: list[tuple[str, float]] = []
-
-    def renew(self: Any, stream: Any, seconds: float) -> None:
-        done.append(("renewed", now))
-        if now > 2 * receiving.RENEWAL:
-            raise TimeoutError("RabbitMQ has not answered in time")
-
-    def catch_up(self: Any, stream: Any, *args: Any, **limits: Any) -> Iterator[Any]:
-        done.append(("read", now))
-        followed.add(stream.name)
-        return iter(())
-
-    monkeypatch.setattr(Follower, "catch_up", catch_up)
-    monkeypatch.setattr(Follower, "renew", renew)
-    monkeypatch.setattr(Follower, "receive", lambda self: None)
-    monkeypatch.setattr(time, "monotonic", lambda: now)
-    stream = streams.changes(connection.options.cascade)
-    message = received(number=1)
-    for seconds in range(3 * receiving.RENEWAL + 1):
-        now = float(seconds)
-        if by == "messages" or not done:
-            assert not is_dropped(connection, message)
-        else:
-            connection.following.keep_up(stream, len)
-    renewed = [("renewed", number * receiving.RENEWAL) for number in (1, 2, 3)]
-    assert done == [("read", 0), *renewed, ("read", 3 * receiving.RENEWAL)]
 
 
 def test_a_worker_says_that_it_has_forgotten_what_was_cancelled(
