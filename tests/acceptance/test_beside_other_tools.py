@@ -126,12 +126,6 @@ def once(n):
 
 """
 
-EQUAL = """
-if __name__ == "__main__":
-    ids = [once.apply_async((n,), countdown=10).id for n in (1, 1, 1, 2)]
-    print(len(set(ids)))
-"""
-
 LOCKED = """
 @app.task(base=Singleton, bind=True)
 def again(self):
@@ -261,18 +255,6 @@ def test_celery_batches_gets_tasks_when_they_are_due(vhost: Vhost, tmp_path: Pat
         program.run()
         wait_until(lambda: program.lines, "a batch ran")
     assert program.lines == ["10"]
-
-
-@pytest.mark.long
-def test_celery_singleton_lets_one_of_several_delayed_tasks_wait(vhost: Vhost, tmp_path: Path) -> None:
-    pytest.importorskip("celery_singleton")
-    program = Program(vhost, tmp_path, SINGLETON + EQUAL)
-    assert program.run() == "2"
-    with program.worker():
-        wait_until(lambda: len(program.lines) == 2, "both ran")
-        assert program.run() == "2"  # their locks are gone
-        wait_until(lambda: len(program.lines) == 4, "both ran again")
-    assert sorted(program.lines) == ["1", "1", "2", "2"]
 
 
 def test_celery_singleton_unlocks_after_a_refusal_but_not_after_a_cancellation_nor_for_a_retry(

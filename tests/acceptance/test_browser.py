@@ -162,12 +162,6 @@ def test_a_schedule_is_looked_through_and_changed(shop: Shop, chrome: Any, tmp_p
         assert 0 < amount(chrome, "#rows tbody tr") < 50
         # Times are in the viewer's zone.
         shows(chrome, "Europe/Berlin", "#rows")
-        # Search, by all that tells a task.
-        chrome.get(site.url)
-        for words in (ids["moved"], "'moved'"):
-            search(chrome, words)
-            wait_until(lambda: amount(chrome, "#rows tbody tr") == 1, "one is found")
-            assert ids["moved"][:18] in text(chrome, "#rows")
         chrome.get(f"{site.url}/?range=month&q=shop+queue:reports")
         wait_until(lambda: text(chrome, "#found").split()[0] == text(chrome, "#within").split()[0], "the plot follows")
         assert "of 306 waiting, filtered" in text(chrome, "#within")

@@ -188,29 +188,3 @@ def test_a_task_that_is_cancelled_a_second_before_it_is_due_does_not_run(make_sh
     shop.send("note", "last", countdown=3)
     shop.wait_for(1, "last")
     assert len(shop.runs()) == 1
-
-
-def test_a_stream_that_is_deleted_while_a_worker_follows_it_stops_no_task(make_shop: MakeShop) -> None:
-    shop = make_shop()
-    worker = shop.worker()
-    shop.send("note", "first", countdown=0.5)
-    shop.wait_for(1, "first")
-    shop.vhost.delete_queue(CHANGES)
-    dead = shop.send("note", "cancelled", countdown=12)
-    celery_rabbit_delay.cancel(shop.app, dead)
-    shop.send("note", "runs", countdown=12)
-    shop.wait_for(1, "runs")
-    wait_until(lambda: worker.has_discarded(dead), "discarded")
-
-
-def test_a_worker_without_permission_warns_and_works(make_shop: MakeShop) -> None:
-    shop = make_shop()
-    user = shop.vhost.user("^(?!celery-rabbit-delay)", ".*", "^(?!celery-rabbit-delay)")
-    shop.send("note", "first", countdown=6)
-    celery_rabbit_delay.cancel(shop.app, "another id")
-    limited = {"broker_url": shop.vhost.url("amqp", user)}
-    second = make_shop({**QUICK, "declare": "passive"}, **limited)
-    worker = second.worker()
-    second.wait_for(1, "first")
-    assert "This worker does not know which tasks were cancelled" in worker.output()
-    second.app.control.revoke("an id")  # warns, and tells the workers that run

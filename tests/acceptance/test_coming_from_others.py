@@ -64,26 +64,6 @@ def test_what_waits_in_native_delayed_delivery_arrives_and_then_it_can_be_remove
 
 
 @pytest.mark.long
-@pytest.mark.skipif(celery.VERSION < (5, 5), reason="native delayed delivery came with Celery 5.5")
-def test_a_retry_of_a_task_that_came_natively_waits_with_us_and_runs_after_the_removal(
-    make_shop: MakeShop, tmp_path: Path
-) -> None:
-    ours, before = make_shop(**TOPIC), make_shop(None, **TOPIC)
-    old = before.worker(name="old")
-    before.send("stubborn", 2, 8, countdown=4)
-    assert old.stop() == 0
-    ours.worker(name="new")
-    ours.wait_for(1, "stubborn")
-    reader = Reader(ours.vhost, tmp_path)
-    reader.run("python from_native_delayed_delivery.py 2>&1")
-    assert len(ours.runs("stubborn")) < 3, "a retry waits while the exchanges go"
-    assert not [name for name in ours.vhost.names("exchanges") if "celery_delayed" in name]
-    tries = ours.wait_for(3, "stubborn")
-    assert not [run for run in tries if "celery_delayed" in run["delivery_info"]["exchange"]]
-    assert ours.vhost.count(ours.vhost.cascade.orphans) == 0
-
-
-@pytest.mark.long
 @pytest.mark.parametrize("conf", [{}, {"queues": "quorum"}], ids=["classic", "quorum"])
 @pytest.mark.parametrize("first", ["publisher", "worker"])
 def test_the_package_is_rolled_out_and_rolled_back_in_any_order(

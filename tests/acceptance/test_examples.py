@@ -107,26 +107,3 @@ def test_the_rules_of_monitoring_are_sound() -> None:
     for arguments in (("check", "config", "prometheus.yml"), ("test", "rules", "alerts.test.yml")):
         done = subprocess.run([promtool, *arguments], cwd=directory, capture_output=True, text=True)
         assert done.returncode == 0, done.stdout + done.stderr
-
-
-SAVES = """
-import celery_rabbit_delay
-from debounce import QUIET, app, index, saved
-
-for reply_to in ("one", "another"):  # as two processes do at the same moment
-    index.apply_async((7,), task_id="index-7", countdown=QUIET, reply_to=reply_to)
-saved(7)
-saved(8)
-celery_rabbit_delay.reschedule(app, "index-8", countdown=1.5)
-saved(8)
-"""
-
-
-def test_a_save_is_indexed_though_two_tasks_wait_or_it_is_too_late_to_move_one(
-    vhost: Vhost, run_worker: Callable[..., Worker]
-) -> None:
-    worker = run_worker(".", "debounce")
-    environment = {**os.environ, "CELERY_BROKER_URL": vhost.url("amqp")}
-    subprocess.run([sys.executable, "-c", SAVES], cwd=ROOT / "examples", env=environment, check=True)
-    for document in (7, 8):
-        wait_until(lambda d=document: worker.output().count(f"document {d} is indexed") == 2, "both run")  # type: ignore[misc]

@@ -13,7 +13,6 @@ import pytest
 import celery_rabbit_delay
 from celery_rabbit_delay.app.consumers import DelayedConsumer
 from tests.kit.broker import QUICK
-from tests.kit.commands import documented_permissions as documented
 from tests.kit.proxy import proxy
 from tests.kit.wait import wait_until
 
@@ -105,19 +104,6 @@ def test_an_auto_worker_without_the_permission_says_once_what_to_do_and_works(ma
         shop.wait_for(1, "immediate")
         shop.wait_for(1, "delayed")
     assert "grant the permission" not in worker.output()[len(before) :]
-
-
-def test_an_auto_worker_with_the_documented_permissions_brings_a_queue_back_to_what_waits_for_it(
-    make_shop: MakeShop,
-) -> None:
-    needed = documented("worker", "(celery)")
-    shop = make_shop()
-    shop.send("note", "patient", countdown=15)
-    shop.vhost.delete_queue("celery")
-    worker = make_shop(broker_url=plain_celery_url(shop, **needed)).worker()
-    assert "This worker may not" not in worker.output()
-    shop.wait_for(1, "patient")
-    assert shop.vhost.count("celery-rabbit-delay.v3.10ms.orphans") == 0
 
 
 @pytest.mark.own_vhost

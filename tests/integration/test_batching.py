@@ -80,13 +80,6 @@ def test_a_batch_waits_when_so_many_messages_are_unanswered(
     assert len(vhost.take("celery", 40)) == 40
 
 
-def test_a_group_may_be_a_batch(vhost: Vhost, make_app: MakeApp) -> None:
-    app = make_app()
-    with celery_rabbit_delay.batch(app):
-        group(app.signature("another", (n,)) for n in range(50)).apply_async(countdown=0.3)
-    assert sorted(names(vhost.take("celery", 50))) == list(range(50))
-
-
 def test_all_that_was_sent_before_an_error_in_the_block_is_sent(vhost: Vhost, make_app: MakeApp) -> None:
     app = make_app()
 
@@ -108,15 +101,6 @@ def test_a_nested_batch_does_not_end_the_outer_one(vhost: Vhost, make_app: MakeA
             app.send_task("t", (1,), countdown=0.5)
         app.send_task("t", (2,), countdown=0.5)
     assert sorted(names(vhost.take("celery", 3))) == [0, 1, 2]
-
-
-def test_messages_of_all_priorities_and_for_several_queues_share_a_batch(vhost: Vhost, make_app: MakeApp) -> None:
-    app = make_app()
-    with celery_rabbit_delay.batch(app):
-        for n in range(20):
-            options = {"queue": f"q{n % 3}", "priority": n % 10, "countdown": 0.2 + n / 100}
-            app.send_task("t", (n,), **options)
-    assert sorted(n for q in range(3) for n in names(vhost.take(f"q{q}", 7 - q // 2))) == list(range(20))
 
 
 def test_a_message_without_a_delay_is_sent_at_once(vhost: Vhost, make_app: MakeApp) -> None:
@@ -219,26 +203,6 @@ def test_a_cascade_that_was_damaged_meanwhile_is_repaired(vhost: Vhost, make_app
             for n in range(15):
                 app.send_task("t", (n,), countdown=1 + n % 2 / 3)
         take_all()
-
-
-def test_an_error_names_the_tasks_that_are_not_stored(vhost: Vhost, make_app: MakeApp) -> None:
-    with proxy(vhost.broker.node.port) as between:
-        app = make_app({"confirm_timeout": 3}, task_publish_retry=False, broker_url=between.url(vhost.url("amqp")))
-        app.send_task("t", (-1,), countdown=2)
-        ids: list[str] = []
-
-        def send() -> None:
-            with celery_rabbit_delay.batch(app):
-                between.flowing.clear()
-                ids.extend(app.send_task("t", (n,), countdown=0.5).id for n in range(2))
-
-        try:
-            with pytest.raises(BatchFailed) as failed:
-                send()
-        finally:
-            between.flowing.set()
-    assert failed.value.ids == ids
-    assert "2 delayed messages are not stored" in str(failed.value)
 
 
 refused = pytest.mark.parametrize(

@@ -18,10 +18,8 @@ from celery.schedules import schedule
 from celery.utils.time import maybe_iso8601, maybe_make_aware
 from freezegun import freeze_time
 
-from celery_rabbit_delay import DestinationNotFound, InvalidDelay, NotPermitted
+from celery_rabbit_delay import DestinationNotFound, InvalidDelay
 from celery_rabbit_delay.amqp import declare
-from celery_rabbit_delay.amqp.confirms import NotStored
-from celery_rabbit_delay.amqp.sender import Sender
 from celery_rabbit_delay.core.destination import read
 from celery_rabbit_delay.core.headers import HEADER
 from tests.kit.broker import Vhost, lead, take
@@ -232,22 +230,3 @@ def test_an_app_whose_broker_came_back_without_its_queue_declares_it_again(vhost
         vhost.delete_queue("celery")
         app.send_task("t", countdown=0.05)
         assert vhost.take("celery", 1)
-
-
-@pytest.mark.parametrize("error", [NotStored(), NotPermitted("write access")], ids=["not stored", "not permitted"])
-def test_a_consumer_goes_on_where_it_cannot_create_the_cascade(
-    vhost: Vhost,
-    make_app: MakeApp,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-    error: Exception,
-) -> None:
-    def refuse(sender: Sender, destination: Any) -> None:
-        raise error
-
-    monkeypatch.setattr(Sender, "lead_to", refuse)
-    queue = f"q{time.time_ns()}"  # a process says it once of each queue
-    app = make_app(task_default_queue=queue)
-    with app.connection_for_read() as connection, caplog.at_level(logging.WARNING):
-        app.amqp.TaskConsumer(connection.default_channel).consume()
-    assert f"This worker cannot create the cascade or the outboxes of '{queue}'" in caplog.text

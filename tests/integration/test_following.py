@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from typing import Any
 
 import pytest
@@ -13,7 +12,6 @@ from celery_rabbit_delay.amqp.follower import Follower
 from celery_rabbit_delay.amqp.schedule import cancel
 from celery_rabbit_delay.amqp.stream_consumer import StreamMessage
 from celery_rabbit_delay.core import streams
-from celery_rabbit_delay.core.topology import Stream
 from tests.kit.broker import Vhost, own_node, publish
 
 from .conftest import Followed
@@ -60,47 +58,6 @@ def receive(follower: Follower, seconds: float) -> list[StreamMessage]:
     """Return the next message, if one comes."""
     message = follower.receive(seconds)
     return [] if message is None else [message]
-
-
-def follow_to_its_end(vhost: Vhost, stream: Stream) -> None:
-    found: list[int] = []
-    with vhost.connection() as connection, Follower(connection) as follower:
-        follower.follow({stream: None})
-        [end] = follower.ends.values()
-        assert end >= 50
-        while not found or found[-1] < end:
-            found += [message.offset for message in receive(follower, 10)]
-    gaps = set(range(found[-1] + 1)) - set(found)  # each new segment begins with a chunk of RabbitMQ's own
-    assert found == sorted(set(found))
-    assert len(gaps) <= found[-1] // 1000
-
-
-def test_a_stream_is_followed_while_others_write_to_it(vhost: Vhost) -> None:
-    vhost.declare("q")
-    stream = streams.journal_for(vhost.cascade, 60)
-    stopping = threading.Event()
-    written = threading.Semaphore(0)
-
-    def write() -> None:
-        with vhost.connection(journal=0) as connection:
-            while not stopping.is_set():
-                publish(connection, 60)
-                written.release()
-
-    with vhost.connection(journal=0) as connection:
-        publish(connection, 60)  # creates the stream
-    writers = [threading.Thread(target=write) for _ in range(2)]
-    for writer in writers:
-        writer.start()
-    try:
-        for _ in range(50):
-            assert written.acquire(timeout=60)
-        for _ in range(3):
-            follow_to_its_end(vhost, stream)
-    finally:
-        stopping.set()
-        for writer in writers:
-            writer.join()
 
 
 def test_a_stream_that_rabbitmq_does_not_send_any_more_is_consumed_anew(

@@ -169,29 +169,3 @@ def test_a_replayed_orphan_that_waits_keeps_its_record(vhost: Vhost) -> None:
         assert after == before
         [message] = take(connection, "q", 1)
         assert message.headers["id"] == "first"
-
-
-@pytest.mark.leaves_orphans
-def test_an_odd_due_time_of_an_orphan_stops_no_other(vhost: Vhost) -> None:
-    vhost.declare("q")
-    not_ours = "it was not sent by celery-rabbit-delay"
-    says: dict[Any, str] = {
-        1: "None",
-        (1 << 63) - 1: not_ours,
-        253_402_300_799_999: "is more than the option max_delay",  # the end of the year 9999
-        -1: not_ours,
-        "soon": not_ours,
-        1_700_000_000_000: "None",
-    }
-    cascade = vhost.cascade
-    with vhost.connection() as connection:
-        lead(connection, "q")
-        with vhost.plain() as plain:
-            for due in says:
-                ours = {"prefix": cascade.root, "exchange": "", "routing_key": "q", "due": due}
-                headers = {"CC": ["@.10s.+q"], HEADER: ours, "due": str(due)}
-                plain.Producer().publish("x", exchange=cascade.lost, routing_key="@.^0", headers=headers)
-        wait_until(lambda: vhost.count(cascade.orphans) == len(says), "all are orphans")
-        results = [str(refused) for _, refused in operate.replay(connection, 10, Allowed(None))]
-        assert [said in result for said, result in zip(says.values(), results, strict=True)] == [True] * 6, results
-        assert len(take(connection, "q", 2)) == 2

@@ -20,7 +20,6 @@ import celery_rabbit_delay
 from celery_rabbit_delay import UnsupportedConfiguration, install
 from tests.kit.node import free_port
 
-ROOT = Path(__file__).parents[2]
 TOLD = "has no broker: Celery runs its delayed tasks; celery-rabbit-delay does nothing"
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from celery_rabbit_delay import InvalidOption, install
 from celery_rabbit_delay.app import signals
-from celery_rabbit_delay.beat import Scheduler, heartbeat_of, queue_of
+from celery_rabbit_delay.beat import heartbeat_of, queue_of
 from celery_rabbit_delay.core.beat import Run, merge, remember, task_id
 
 NOW = datetime(2026, 11, 25, 12, tzinfo=timezone.utc)
@@ -84,14 +84,6 @@ def test_a_bad_heartbeat_is_an_error(seconds: object) -> None:
     app.conf.beat_heartbeat = seconds
     with pytest.raises(InvalidOption, match="beat_heartbeat="):
         heartbeat_of(app)
-
-
-def test_celery_finds_the_scheduler_by_its_name() -> None:
-    app = Celery("shop", broker="amqp://", set_as_current=False)
-    app.conf.beat_scheduler = "rabbit-delay"
-    found = app.Beat(quiet=True).Service(app, scheduler_cls="rabbit-delay").get_scheduler(lazy=True)
-    assert isinstance(found, Scheduler)
-    assert found.info == "    . queue -> celery-rabbit-delay.beat.shop"
 
 
 @pytest.mark.parametrize(

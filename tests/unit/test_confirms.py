@@ -39,26 +39,21 @@ def method(channel: int, signature: tuple[int, int], arguments: bytes = b"") -> 
 
 
 class Broker:
-    """A transport to a broker that answers some questions, and then sends nothing but a heartbeat every second."""
+    """A transport to a broker that answers some questions, and sends nothing else but a heartbeat every second."""
 
     connected = True
     sock: Any = None
 
     def __init__(self) -> None:
         self.answers: list[Frame] = []
-        self.owed: list[Frame] = []
-        self.questions = 1  # that it answers at once
-        self.reads = True
         self.now = 0.0
         self._timeout: float | None = None
-        self.having: list[float | None] = []  # the limits of single reads
 
     def monotonic(self) -> float:
         return self.now
 
     def having_timeout(self, seconds: float | None) -> AbstractContextManager[None]:
         self._timeout = seconds
-        self.having.append(seconds)
         return nullcontext()
 
     def read_frame(self) -> Frame:
@@ -69,13 +64,9 @@ class Broker:
         raise TimeoutError
 
     def write(self, data: Any) -> None:
-        if not self.reads:
-            self._pass(1000)
-            raise TimeoutError
         _, channel, _, *signature = struct.unpack_from(">BHIHH", data)
         if answer := ANSWERS.get((signature[0], signature[1])):
-            (self.answers if self.questions > 0 else self.owed).append(method(channel, *answer))
-            self.questions -= 1
+            self.answers.append(method(channel, *answer))
 
     def _pass(self, seconds: float) -> bool:
         """Advance the clock; return whether no time-out has expired."""
@@ -103,21 +94,8 @@ def connection(broker: Broker) -> Any:
     return connection
 
 
-def publish(confirmed: ConfirmedChannel) -> None:
-    confirmed.publish(amqp.Message("x"), "e", "k")
-
-
-@pytest.mark.parametrize("questions", [0, 1])
-def test_heartbeats_do_not_put_off_the_end_of_a_wait(broker: Broker, connection: Any, questions: int) -> None:
-    broker.questions = questions
-    with pytest.raises(TimeoutError, match="has not answered in time"), connection.within(3):
-        publish(ConfirmedChannel(connection))
-    assert broker.now == 3
-
-
 def test_refusals_that_are_on_their_way_hit_nobody_else(broker: Broker, connection: Any) -> None:
     """A limit of queues refuses what was asked for on several channels, one after the other."""
-    broker.questions = 99
     refusal = struct.pack(">H", 406) + b"\5limit" + struct.pack(">HH", 50, 10)
     confirmed, numbers = ConfirmedChannel(connection), list[int]()
 
@@ -132,21 +110,6 @@ def test_refusals_that_are_on_their_way_hit_nobody_else(broker: Broker, connecti
             declare()
         assert confirmed.get_channel().channel_id not in numbers
         assert not broker.answers
-
-
-def test_a_socket_is_told_its_limit_again_only_when_that_changes(broker: Broker, connection: Any) -> None:
-    """It takes two system calls for each frame, and an answer is one."""
-    told: list[float] = []
-    broker.sock = SimpleNamespace(settimeout=told.append, gettimeout=lambda: told[-1] if told else None)
-    broker.answers += [method(0, spec.Connection.Unblocked)] * 3
-    for _ in range(2):
-        connection.limit(30)
-        connection.drain_events()
-    assert told == [30]
-    assert broker.having == []
-    broker.now += 1
-    connection.drain_events()
-    assert broker.having == [29]
 
 
 def test_what_waits_without_a_limit_does_so_as_py_amqp_does(broker: Broker, connection: Any) -> None:
@@ -251,7 +214,6 @@ def test_a_refusal_to_store_says_so_in_another_process_too() -> None:
 
 @pytest.fixture
 def confirmed(broker: Broker, connection: Any) -> ConfirmedChannel:
-    broker.questions = 100
     return ConfirmedChannel(connection)
 
 

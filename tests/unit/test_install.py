@@ -148,16 +148,6 @@ def test_install_works_before_and_after_the_configuration(when: str) -> None:
     assert options.tick == 0.5
 
 
-def test_settings_made_after_it_still_count() -> None:
-    app = Celery("shop", set_as_current=False)
-    install(app)
-    app.conf.broker_url = "amqp://late//"
-    app.conf.broker_transport_options = {"confirm_publish": True}
-    connection = app.connection_for_write()
-    assert connection.hostname == "late"
-    assert connection.transport_options["confirm_publish"] is True
-
-
 def test_an_app_that_was_used_before_keeps_its_queues_and_loses_its_plain_connections() -> None:
     app = app_with(broker_url=AMQP_URL)
     queues, pool, producers = app.amqp.queues, app.pool, app.amqp.producer_pool
@@ -311,13 +301,6 @@ def test_other_apps_are_left_alone() -> None:
     assert other.connection().transport.driver_type == "amqp"
 
 
-def test_a_pickled_app_keeps_it() -> None:
-    app = Celery("shop", broker=AMQP_URL, set_as_current=False)
-    install(app, tick=0.5)
-    copy = pickle.loads(pickle.dumps(app))
-    assert copy.connection().transport.delay_options.tick == 0.5
-
-
 @pytest.mark.parametrize(
     "url", ["redis://localhost", "sqs://", "librabbitmq://localhost//", "amqp://a;redis://b", "amqp://a;memory://"]
 )
@@ -430,10 +413,3 @@ changed = [(m, k) for m in before for k in before[m] if after[m].get(k) is not b
 assert not changed, changed
 """
     subprocess.run([sys.executable, "-c", code], check=True, env={**os.environ, "PYTHONPATH": os.getcwd()})
-
-
-def test_the_public_names_are_these() -> None:
-    assert sorted(celery_rabbit_delay.__all__) == celery_rabbit_delay.__all__
-    assert install.__module__ == "celery_rabbit_delay.app.install"
-    assert all(hasattr(celery_rabbit_delay, name) for name in celery_rabbit_delay.__all__)
-    assert Options() == Options.parse({})

@@ -18,7 +18,7 @@ import kombu
 import pytest
 import trustme
 
-from celery_rabbit_delay.cli.target import MANAGEMENT_CA, MANAGEMENT_CERT, management_of
+from celery_rabbit_delay.cli.target import MANAGEMENT_CERT, management_of
 from celery_rabbit_delay.core.errors import NotPermitted, UnsupportedConfiguration
 from celery_rabbit_delay.operate import Management
 
@@ -102,40 +102,6 @@ def test_only_some_columns_of_the_queues_of_one_virtual_host_are_asked_for() -> 
     assert credentials == "Basic bWU6czNjci9ldA=="  # me:s3cr/et
 
 
-def test_a_server_is_verified_with_the_authorities_of_a_file(
-    authority: trustme.CA, tls: ssl.SSLContext, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    authority.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
-    monkeypatch.setenv(MANAGEMENT_CA, str(tmp_path / "ca.pem"))
-    with serving(tls) as server, kombu.Connection("memory://") as connection:
-        for host in ("localhost", "127.0.0.1"):
-            api = management_of(f"https://me:secret@{host}:{server.server_port}", connection)
-            assert api is not None
-            assert api.queues() == {"q": QUEUES[0]}
-    assert len(server.asked) == 2
-
-
-def test_a_server_that_asks_for_a_client_certificate_gets_that_of_a_file(
-    authority: trustme.CA, tls: ssl.SSLContext, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    authority.configure_trust(tls)
-    tls.verify_mode = ssl.CERT_REQUIRED
-    authority.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
-    authority.issue_cert("shop").private_key_and_cert_chain_pem.write_to_path(str(tmp_path / "client.pem"))
-    monkeypatch.setenv(MANAGEMENT_CA, str(tmp_path / "ca.pem"))
-    monkeypatch.setenv(MANAGEMENT_CERT, str(tmp_path / "client.pem"))
-    with serving(tls) as server, kombu.Connection("memory://") as connection:
-        api = management_of(f"https://localhost:{server.server_port}", connection)
-        assert api is not None
-        assert api.queues() == {"q": QUEUES[0]}
-    monkeypatch.setenv(MANAGEMENT_CERT, str(tmp_path / "ca.pem"))  # no key
-    with (
-        kombu.Connection("memory://") as connection,
-        pytest.raises(UnsupportedConfiguration, match=r"ca.pem' holds no certificate with its key"),
-    ):
-        management_of("https://localhost", connection)
-
-
 @pytest.mark.parametrize("file", ["ca.pem", None])
 def test_a_server_of_another_authority_is_an_error_and_is_told_no_password(
     file: str | None, tls: ssl.SSLContext, tmp_path: Path
@@ -156,6 +122,18 @@ def test_a_file_without_an_authority_is_an_error_that_names_it(content: str | No
         path.write_text(content)
     with pytest.raises(UnsupportedConfiguration, match=r"ca.pem' holds no certificate authority"):
         Management("https://localhost", "/", str(path))
+
+
+def test_a_certificate_without_its_key_is_an_error_that_names_its_file(
+    authority: trustme.CA, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    authority.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
+    monkeypatch.setenv(MANAGEMENT_CERT, str(tmp_path / "ca.pem"))
+    with (
+        kombu.Connection("memory://") as connection,
+        pytest.raises(UnsupportedConfiguration, match=r"ca.pem' holds no certificate with its key"),
+    ):
+        management_of("https://localhost", connection)
 
 
 CUT = b'HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n[{"name": "q"'

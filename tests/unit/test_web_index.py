@@ -178,12 +178,6 @@ def test_no_message_stops_the_index(tails: list[bytes]) -> None:
     assert "id-6" in streams.found()
 
 
-@pytest.mark.parametrize("retries", [True, -1, 1 << 62, "3", 1.5, [1], None])
-def test_a_number_of_retries_that_somebody_made_up_counts_as_none(streams: Streams, retries: Any) -> None:
-    streams.tell(record(1, retries=retries), record(2, retries=3))
-    assert [row.retries for row in streams.rows()] == [0, 3]
-
-
 def test_text_that_no_page_can_have_is_stored_all_the_same(streams: Streams) -> None:
     streams.tell(record(1)._replace(id="\ud800"), record(2)._replace(id="\x00'\"<"))
     assert streams.found() == ["?", "\x00'\"<"]
