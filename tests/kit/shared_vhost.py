@@ -28,7 +28,7 @@ class SharedVhost:
     def __init__(self, broker: Broker) -> None:
         self._stack = ExitStack()
         self.vhost = self._stack.enter_context(broker.vhost())
-        with self.vhost.connection(streams=False) as connection:
+        with self.vhost.connection(schedule=False) as connection:
             operate.setup(connection, [self.vhost.cascade], [])
         self._at_first = self._describe()
         self._free_since = datetime.now(timezone.utc)
