@@ -506,11 +506,11 @@ def test_every_metric_is_documented_and_there(vhost: Vhost) -> None:
     assert "`…_messages`" in text
 
 
-def test_the_page_of_an_app_without_streams_says_so_and_shows_the_rest(vhost: Vhost, serve: Serve) -> None:
+def test_the_page_of_an_app_without_the_schedule_says_so_and_shows_the_rest(vhost: Vhost, serve: Serve) -> None:
     vhost.declare("q")
     with vhost.connection(schedule=False) as connection:
         publish(connection, 60)
     site = serve(options=("--no-schedule", "--queue", "q"))
-    shows(site, "this app does without streams", "Waiting on the broker: 1.")
+    shows(site, "this app does without the schedule", "Waiting on the broker: 1.")
     shows(site, "live", path="/health")
     assert "has stopped" not in site.ask("/health").text
