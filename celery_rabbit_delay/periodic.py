@@ -24,9 +24,8 @@ from uuid import uuid4
 from amqp.exceptions import NotFound
 from celery import Celery
 
-from .amqp.connecting import connected
+from .amqp.connecting import Patience, connected
 from .amqp.lock import NoHolder, ask
-from .amqp.patience import Patience
 from .beat import Scheduler, queue_of
 from .core.errors import DelayError, EntryConflict, InvalidEntry
 from .core.periodic import Edit

@@ -1,10 +1,12 @@
-"""Connects to a broker, with an error that names the broker, and closes connections."""
+"""Connects to a broker, with an error that names the broker, and closes connections; tries again what fails."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from typing import Any
+from typing import Any, Generic, TypeVar
+from weakref import WeakKeyDictionary
 
 import kombu
 from amqp.exceptions import AMQPError, RecoverableConnectionError
@@ -97,3 +99,52 @@ def abandon(connection: kombu.Connection) -> None:
     if connection.connected:
         connection.connection.abandon()
     connection.collect()
+
+
+T = TypeVar("T")
+
+
+class Patience:
+    """So many seconds for which to try again. Pauses between two tries double: RabbitMQ logs each one."""
+
+    def __init__(self, seconds: float, pause: float = 0.1, longest: float = 1.0) -> None:
+        self._seconds, self._first, self._longest = seconds, pause, longest
+        self.renew()
+
+    def renew(self) -> None:
+        """Begin again, as something has worked meanwhile."""
+        self._end, self._pause = time.monotonic() + self._seconds, self._first
+
+    def pause(self) -> bool:
+        """Pause, and return True for another try; return False at once if the seconds are over."""
+        if time.monotonic() >= self._end:
+            return False
+        time.sleep(self._pause)
+        self._pause = min(2 * self._pause, self._longest)
+        return True
+
+
+def again(call: Callable[[], T], errors: type[Exception] | tuple[type[Exception], ...], seconds: float) -> T:
+    """Call a function, again and again for some seconds while it raises one of some errors."""
+    tries = Patience(seconds)
+    while True:
+        try:
+            return call()
+        except errors:
+            if not tries.pause():
+                raise
+
+
+class PerClient(Generic[T]):
+    """A value for each `kombu.Connection`, which is made when it is first asked for."""
+
+    def __init__(self, make: Callable[[], T]) -> None:
+        self._make = make
+        self._values: WeakKeyDictionary[Any, T] = WeakKeyDictionary()
+
+    def __getitem__(self, client: Any) -> T:
+        value = self._values.get(client)
+        return self._values.setdefault(client, self._make()) if value is None else value
+
+    def __setitem__(self, client: Any, value: T) -> None:
+        self._values[client] = value

@@ -9,7 +9,7 @@ from typing import Any
 from amqp.exceptions import AccessRefused, AMQPError, PreconditionFailed, ResourceLocked
 
 from . import declare
-from .patience import Patience, again
+from .connecting import Patience, again
 
 
 @contextmanager

@@ -21,9 +21,8 @@ from ..core import streams
 from ..core.errors import StreamUnavailable
 from ..core.topology import Stream
 from . import declare
-from .connecting import is_lost
+from .connecting import Patience, is_lost
 from .limited import NO_ANSWER
-from .patience import Patience
 from .stream_consumer import BUSY, PREFETCH, Place, StreamConsumer, StreamMessage, StreamReplaced
 
 #: Seconds for which a stream that exists is waited for, because a starting broker restores streams last; at most the

@@ -20,9 +20,9 @@ from ..core.plan import Plan
 from ..core.topology import MAX_NORMAL_PRIORITY, Cascade
 from . import create, declare
 from .confirms import ConfirmedChannel, NotStored, Outgoing, with_headers
+from .connecting import Patience
 from .delivery_time import BrokerClock
 from .limited import LimitedConnection
-from .patience import Patience
 from .routes import routes_of
 from .stream_writer import StreamWriter, record_of
 

@@ -25,7 +25,7 @@ from ..core.options import Options
 from ..core.topology import Stream
 from ..core.unreadable import Unreadable
 from . import declare
-from .clients import PerClient
+from .connecting import PerClient
 from .create import make_streams
 from .follower import Follower
 from .interceptor import Interceptor

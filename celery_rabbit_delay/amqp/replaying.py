@@ -18,10 +18,9 @@ from ..core import plan
 from ..core.destination import check_key
 from ..core.due import microseconds_until
 from ..core.errors import DelayError
-from ..core.headers import Delivery, State, read_state
+from ..core.headers import Delivery, State, read_state, resent
 from ..core.plan import Now
 from ..core.topology import Cascade
-from ..core.unwrap import resent
 from . import declare
 from .connecting import own_channel
 from .destinations import bindings_of

@@ -26,12 +26,12 @@ from ..core.errors import (
     NotWaiting,
     TooLate,
 )
+from ..core.headers import resent
 from ..core.journal import Record
 from ..core.options import Options
 from ..core.plan import Now
 from ..core.text import escape
 from ..core.unreadable import Unreadable
-from ..core.unwrap import resent
 from .replaying import ANYWHERE, Allowed
 from .schedule import to_message, waiting, write_changes
 

@@ -18,11 +18,10 @@ from ..core.options import Options
 from ..core.plan import Plan
 from ..core.topology import Cascade, Stream
 from . import declare
-from .clients import PerClient
 from .confirms import ANSWERS, Confirm, ConfirmedChannel, NotStored, Outgoing
+from .connecting import PerClient, again
 from .create import create_streams
 from .limited import LimitedConnection
-from .patience import again
 
 logger = logging.getLogger(__name__)
 

@@ -20,12 +20,11 @@ from ..core import headers as headers_
 from ..core import plan
 from ..core.destination import is_short_lived
 from ..core.errors import DelayError, UnsupportedConfiguration
-from ..core.headers import Delivery, State, read_state
+from ..core.headers import Delivery, State, read_state, unwrap, without_native_delay
 from ..core.options import DRIVER_TYPE, OPTIONS, Options
 from ..core.plan import Now
-from ..core.unwrap import unwrap, without_native_delay
 from . import batch
-from .clients import PerClient
+from .connecting import PerClient
 from .connection import Connection
 from .interceptor import Interceptor
 from .limited import CLOSING

@@ -12,12 +12,11 @@ from flask import Flask, Response, abort, render_template, request
 from ..amqp import schedule as schedule_
 from ..amqp.clocks import utc_ms
 from ..core import headers as headers_
-from ..core.headers import Delivery
+from ..core.headers import Delivery, unwrap
 from ..core.journal import Record
 from ..core.routing_key import MAX_LENGTH
 from ..core.search import ENTRY_FIELDS, matching, parse
 from ..core.unreadable import reading
-from ..core.unwrap import unwrap
 from . import forms, plot, search
 from .gauges import exposition
 from .index import Row

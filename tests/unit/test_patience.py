@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from celery_rabbit_delay import Options, StreamUnavailable
-from celery_rabbit_delay.amqp.patience import Patience
+from celery_rabbit_delay.amqp.connecting import Patience
 from celery_rabbit_delay.amqp.schedule import write_changes
 from celery_rabbit_delay.amqp.stream_writer import LEADERLESS
 
