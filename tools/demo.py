@@ -4,7 +4,7 @@ It shows the stall of a plain worker, which needs RabbitMQ 4. `RABBITMQ` names t
 4.3 is installed beside the system, where that is possible, and otherwise this machine's own is taken.
 
 Twice the same program: ten tasks with a countdown, then three without, to one worker with default settings. The picture
-shows where they wait, the table when they ran.
+shows where they wait, the table when they ran. Then two tasks of an app with the schedule are listed, and one is cancelled.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import os
 import sys
 import time
 from contextlib import ExitStack, closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ from tests.kit.node import Node, NodeFailed, find_server
 
 ROOT = Path(__file__).parents[1]
 SIDES = ("without", "with")
+SCHEDULE = "schedule"  # the name of the third app, its queue and its worker
 COUNTDOWNS = [8 + n / 2 for n in range(10)]
 IMMEDIATE = 3
 STALLS = "4.3"  # the RabbitMQ to show it on
@@ -51,6 +53,8 @@ def make_app(side: str, broker: str) -> Celery:
     )
     if side == "with":
         celery_rabbit_delay.install(app)
+    elif side == SCHEDULE:
+        celery_rabbit_delay.install(app, schedule=True, journal=1)
     return app
 
 
@@ -80,15 +84,20 @@ class Side:
         self.worker = background.start([*command, "--loglevel", "INFO"], self.log, directory, environment)
 
     def is_ready(self) -> bool:
+        """Return whether the worker is up. Ends the demo if it has ended."""
         if self.worker.poll() is not None:
             raise SystemExit(f"The worker did not start:\n{self.log.read_text()[-3000:]}")
         return " ready." in self.log.read_text()
 
+    def send(self, name: str, countdown: float) -> str:
+        """Send a task, and return its id."""
+        self.due[name] = time.time() + countdown
+        return str(self.app.send_task("tools.demo.run", (name,), countdown=countdown or None).id)
+
     def send_all(self) -> None:
         tasks = [(f"countdown={countdown:.1f}", countdown) for countdown in COUNTDOWNS]
         for name, countdown in [*tasks, *((f"immediate {n + 1}", 0) for n in range(IMMEDIATE))]:
-            self.due[name] = time.time() + countdown
-            self.app.send_task("tools.demo.run", (name,), countdown=countdown or None)
+            self.send(name, countdown)
 
     def ran(self) -> dict[str, float]:
         """Return when each task ran, in seconds after its due time."""
@@ -199,6 +208,33 @@ def demo(console: Console, sides: list[Side]) -> bool:
     return good
 
 
+def show_schedule(console: Console, side: Side) -> bool:
+    """List what waits, cancel one task, and wait until the other has run; return whether just that one has."""
+    with console.status("Starting a worker with the schedule"):
+        while not side.is_ready():
+            time.sleep(0.1)
+    console.print("\nAnother app has [bold]install(app, schedule=True)[/]. Two of its tasks wait; one is cancelled.\n")
+    ids = {name: side.send(name, COUNTDOWNS[-1]) for name in ("wanted", "called off")}
+    show_list(console, side, "celery -A shop delay list")
+    celery_rabbit_delay.cancel(side.app, ids["called off"])
+    console.print(f"[dim]$[/] celery -A shop delay cancel {ids['called off']}")
+    show_list(console, side, "celery -A shop delay list")
+    with console.status("Waiting until they are due"):
+        while "wanted" not in side.ran() and time.time() < side.due["wanted"] + LIMIT:
+            time.sleep(0.1)
+        time.sleep(1)
+    ran = list(side.ran())
+    console.print(f"\n[{'green' if ran == ['wanted'] else 'red'}]When they were due, ran: {', '.join(ran)}.[/]")
+    return ran == ["wanted"]
+
+
+def show_list(console: Console, side: Side, command: str) -> None:
+    """Print what waits, as the command does."""
+    console.print(f"[dim]$[/] {command}")
+    for task in celery_rabbit_delay.scheduled(side.app):
+        console.print(f"{task.due:%Y-%m-%d %H:%M:%SZ}  {task.id}  {task.queue}  {task.task} {task.args}", soft_wrap=True)
+
+
 def main() -> int:
     console = Console(width=None if sys.stdout.isatty() else 100, highlight=False)
     servers: list[str | None] = [None] if os.environ.get("RABBITMQ") else [STALLS, ""]
@@ -214,8 +250,10 @@ def main() -> int:
                     continue
                 console.print(f"[red]{exc}[/]")
                 return 1
-            sides = [stack.enter_context(closing(Side(name, node.url(), node.data))) for name in SIDES]
-            return 0 if demo(console, sides) else 1
+            make_side = partial(Side, broker=node.url(), directory=node.data)
+            sides = [stack.enter_context(closing(make_side(name))) for name in SIDES]
+            good = demo(console, sides)
+            return 0 if show_schedule(console, stack.enter_context(closing(make_side(SCHEDULE)))) and good else 1
     raise AssertionError("the last server starts, or ends the demo")
 
 

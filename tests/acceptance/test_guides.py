@@ -29,6 +29,27 @@ def reader(vhost: Vhost, tmp_path: Path) -> Iterator[Reader]:
     reader.close()
 
 
+def test_the_readme_pastes_and_runs(reader: Reader) -> None:
+    [program] = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    reader.directory = reader.examples.parent / "empty"
+    reader.directory.mkdir()
+    shop = reader.directory / "shop.py"
+    shop.write_text(reader.with_broker(program))
+    (worker, _), (send, _), (look, _), (cancel, _), (serve, _) = commands("../README.md")
+    reader.start(worker)
+    reader.run(send)
+    assert not [name for name in reader.vhost.names("queues") if ".journal." in name]
+    reader.stop(worker)
+    shop.write_text(shop.read_text().replace("install(app)", "install(app, schedule=True)"))
+    reader.start(worker)
+    reader.run(send)
+    assert reader.run(look).count("shop.ask_for_review") == 1, "the one before is not recorded"
+    reader.run(cancel)
+    assert "shop.ask_for_review" not in reader.run(look)
+    reader.start(f"{serve} --port {free_port()}")
+    reader.sees("http://127.0.0.1:")
+
+
 @pytest.mark.long
 def test_the_tutorial_shows_what_happens_from_start_to_end(reader: Reader) -> None:
     text = (ROOT / "docs" / "tutorial.md").read_text()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from datetime import datetime, timedelta, timezone
 from typing import Any
 from zoneinfo import ZoneInfo
@@ -195,14 +194,6 @@ def test_canvas_and_beat_are_covered(vhost: Vhost, make_app: MakeApp) -> None:
     Scheduler(app, lazy=True).apply_async(entry)
     assert vhost.count("celery") == 1
     wait_until(lambda: sum(vhost.waiting().values()) == 1 + 1 + 2 + 2 + 1, "all wait, none between two levels")
-
-
-def test_a_celery_task_may_use_x_delay(vhost: Vhost, make_app: MakeApp) -> None:
-    app = make_app()
-    started = time.monotonic()
-    app.tasks["t"].apply_async(headers={"x-delay": 300})
-    vhost.take("celery", 1)
-    assert time.monotonic() - started >= 0.3
 
 
 @pytest.mark.parametrize("expires", [0.02, 60])

@@ -16,7 +16,6 @@ from celery_rabbit_delay import CascadeConflict, CascadeMissing, NotRouted, Opti
 from celery_rabbit_delay.amqp import declare, publisher
 from celery_rabbit_delay.amqp.confirms import Confirm, NotStored
 from celery_rabbit_delay.core.destination import Destination
-from celery_rabbit_delay.operate.verify import probe
 from tests.kit.abilities import Ability
 from tests.kit.broker import QUICK, Vhost, as_another_process, own_node, publish, take, waiting_for_queues
 from tests.kit.frames import frames
@@ -158,16 +157,6 @@ def test_a_queue_whose_leader_is_not_up_yet_is_waited_for(monkeypatch: pytest.Mo
         assert len(vhost.take("q", 2)) == 2
 
 
-def test_cascades_with_other_options_stand_side_by_side(vhost: Vhost, q: str) -> None:
-    vhost.publish_one()
-    for other in ({"tick": 0.02}, {"max_delay": 5}):
-        before = vhost.bindings()
-        vhost.publish_one(**other)
-        assert before <= vhost.bindings()
-    vhost.publish_one()
-    assert len(vhost.take("q", 4)) == 4
-
-
 def test_something_else_with_a_name_of_ours_is_an_error_and_all_that_we_create_carries_the_prefix(
     vhost: Vhost, q: str
 ) -> None:
@@ -293,17 +282,3 @@ def test_a_teardown_that_is_interrupted_again_and_again_removes_everything_in_th
     assert interrupted > 2
     wait_until(lambda: vhost.names("queues") == ["q"], "all queues are gone")
     assert vhost.names("exchanges") == []
-
-
-@pytest.mark.leaves_orphans
-def test_the_probe_finds_a_binding_that_is_gone(vhost: Vhost) -> None:
-    with vhost.connection() as connection:
-        channel = connection.default_channel
-        cascade = operate.cascades(connection)[0]
-        longest = [level for level in cascade.levels if level.ttl <= 2000][-1]
-        for name in (cascade.ingest, cascade.behind_ingest, cascade.done, longest.done):
-            operate.setup(connection, [cascade], [])  # also again what is gone
-            binding = next(one for one in cascade.bindings() if one.source == name)
-            unbind = channel.queue_unbind if binding.destination_type == "queue" else channel.exchange_unbind
-            unbind(binding.destination, binding.source, binding.routing_key)
-            assert list(probe(connection, cascade, patience=1)), name

@@ -13,7 +13,7 @@ import kombu
 import pytest
 from amqp import spec
 
-from celery_rabbit_delay import CascadeMissing, batch
+from celery_rabbit_delay import batch
 from celery_rabbit_delay.amqp import declare, routes
 from celery_rabbit_delay.core.destination import Destination
 from tests.kit.broker import QUICK, Vhost, lead, lead_to, publishing
@@ -127,19 +127,6 @@ def test_delays_that_are_not_round_pass_levels_and_end_in_few_outboxes(vhost: Vh
     assert sum(map(len, ways)) / 60 < 5.5
 
 
-@pytest.mark.parametrize("options", [SHORT, {**SHORT, "outboxes": ()}, {"slack": 0.1}], ids=str)
-def test_every_delay_arrives_once_and_not_early_through_outboxes(vhost: Vhost, options: dict[str, Any]) -> None:
-    vhost.declare("q")
-    delays = random.Random(1).choices(range(1, 2500), k=60)
-    with vhost.connection(**options) as connection:
-        for delay in delays:
-            send(connection, delay)
-        ways = arrive(vhost, len(delays))
-    assert {way[-1].rpartition(".")[2] for way in ways} == {"+q"}
-    if options.get("outboxes") == ():
-        assert outboxes(vhost) == [outbox(vhost)]
-
-
 def test_processes_with_other_options_share_a_cascade(vhost: Vhost) -> None:
     vhost.declare("q")
     others: list[dict[str, Any]] = [
@@ -201,24 +188,6 @@ def test_a_passive_publisher_does_without_an_outbox_that_nothing_leads_to_any_mo
         ways = arrive(vhost, 3)
         assert [name] not in ways
     assert vhost.count(vhost.cascade.orphans) == 0
-
-
-@pytest.mark.parametrize("declare", ["auto", "passive"])
-def test_without_the_exchange_before_the_outboxes_messages_are_refused_with_advice_or_it_is_created(
-    vhost: Vhost, declare: str
-) -> None:
-    vhost.declare("q")
-    with vhost.connection() as connection:
-        lead(connection, "q", delays=[1])
-    with vhost.connection(declare=declare) as connection:
-        lead(connection, "q")
-        vhost.delete_exchange(vhost.cascade.outbox_ingest)
-        if declare == "auto":
-            send(connection, 1000)
-            arrive(vhost, 1)
-        else:
-            with pytest.raises(CascadeMissing, match="run `celery -A APP delay setup`"):
-                send(connection, 1000)
 
 
 @pytest.mark.parametrize("outboxes", [False, True], ids=["", "and to see the outboxes"])

@@ -309,26 +309,6 @@ def test_orphans_are_seen_sent_on_and_removed(vhost: Vhost, serve: Serve) -> Non
     assert {message.headers["id"] for message in vhost.take("gone", 1)} == {ids[2]}
 
 
-@pytest.mark.leaves_orphans
-@pytest.mark.more
-def test_of_two_equal_orphans_one_can_be_removed(vhost: Vhost, serve: Serve) -> None:
-    make_orphans(vhost, 1)
-    with vhost.plain() as connection:
-        [orphan] = [connection.default_channel.basic_get(CASCADE.orphans)]
-        connection.default_channel.basic_publish(orphan, "", CASCADE.orphans)
-        connection.default_channel.basic_reject(orphan.delivery_tag, requeue=True)
-    site = serve("--any-queue")
-    shows(site, "2 orphans", path="/orphans")
-    marks = [
-        line.split('value="')[1].split('"')[0]
-        for line in site.ask("/orphans").text.splitlines()
-        if 'name="mark"' in line
-    ]
-    assert len(set(marks)) == 2
-    assert "1 removed" in site.post("/orphans/remove", page="/orphans", mark=marks[1])
-    assert vhost.count(CASCADE.orphans) == 1
-
-
 def test_a_mistyped_prefix_is_said(vhost: Vhost, serve: Serve) -> None:
     shows(serve(options=("--prefix", "celery-rabit-delay")), "There is no such cascade on the broker")
 
