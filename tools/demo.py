@@ -4,7 +4,8 @@ It shows the stall of a plain worker, which needs RabbitMQ 4. `RABBITMQ` names t
 4.3 is installed beside the system, where that is possible, and otherwise this machine's own is taken.
 
 Twice the same program: ten tasks with a countdown, then three without, to one worker with default settings. The picture
-shows where they wait, the table when they ran. Then two tasks of an app with the schedule are listed, and one is cancelled.
+shows where they wait, the table when they ran. Then two tasks of an app with the schedule are listed, and one is
+cancelled.
 """
 
 from __future__ import annotations
@@ -232,7 +233,8 @@ def show_list(console: Console, side: Side, command: str) -> None:
     """Print what waits, as the command does."""
     console.print(f"[dim]$[/] {command}")
     for task in celery_rabbit_delay.scheduled(side.app):
-        console.print(f"{task.due:%Y-%m-%d %H:%M:%SZ}  {task.id}  {task.queue}  {task.task} {task.args}", soft_wrap=True)
+        line = f"{task.due:%Y-%m-%d %H:%M:%SZ}  {task.id}  {task.queue}  {task.task} {task.args}"
+        console.print(line, soft_wrap=True)
 
 
 def main() -> int:
