@@ -4,21 +4,15 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Sequence
 from typing import Any
 
-import kombu
-from amqp import Message
 from amqp.exceptions import NotFound
 
-from ..core import streams
-from ..core.errors import CascadeMissing
 from ..core.options import Options
-from ..core.topology import Cascade, Stream
+from ..core.topology import Cascade
 from . import declare, delivery_time
-from .confirms import ANSWERS, ConfirmedChannel, NotStored
-from .connecting import connected, copy_of
+from .confirms import ANSWERS, ConfirmedChannel
 from .delivery_time import BrokerClock
 
 logger = logging.getLogger(__name__)
@@ -104,48 +98,3 @@ def _declare_all(channels: Sequence[Any], parts: Sequence[Any], ask_for: Callabl
     for channel, some in ways:
         for part in some[-1:]:
             ask_for(channel, part)
-
-
-def create_streams(channel: ConfirmedChannel, options: Options, cascade: Cascade, wanted: Sequence[Stream]) -> None:
-    """Create streams, and the cascade if that is missing, and lead to the streams from ingest.
-
-    Workers call this when they start, whoever writes a change that must not be lost, and nobody who publishes. Raises
-    `UnsupportedConfiguration` without streams, `CascadeMissing` with `declare="passive"`, and the errors of
-    `create_cascade` and `declare.bind_stream`.
-    """
-    streams.require_schedule(options)
-    if options.declare == "passive":
-        raise CascadeMissing(
-            f'declare="passive", and the broker lacks the stream {wanted[0].name!r}: run `celery -A APP delay setup`'
-        )
-    try:
-        lead_to_streams(channel, cascade, wanted)
-    except CascadeMissing:
-        cascade, _ = choose(channel, options, cascade)
-        create_cascade(channel, cascade)
-        lead_to_streams(channel, cascade, wanted)
-
-
-def lead_to_streams(channel: ConfirmedChannel, cascade: Cascade, wanted: Iterable[Stream]) -> None:
-    """Create streams, and lead to them from ingest. Raises as `declare.bind_stream`.
-
-    That of changes gets a first message, which says nothing: who follows a stream asks for the last one again to see
-    whether RabbitMQ still sends it.
-    """
-    for stream in wanted:
-        declare.bind_stream(channel.get_channel(), cascade, stream)
-        if stream.name == streams.changes(cascade).name and not declare.message_count(
-            channel.get_channel(), stream.name
-        ):
-            with suppress(NotStored):
-                channel.publish(Message(b"", delivery_mode=2), cascade.ingest, stream.routing_key)
-
-
-def make_streams(client: kombu.Connection, wanted: Sequence[Stream]) -> None:
-    """Create streams over a connection of its own, which a broker without streams closes. Raises as `create_streams`.
-
-    Without a connection raises `kombu.exceptions.OperationalError`.
-    """
-    options: Options = client.transport.delay_options
-    with connected(copy_of(client, "follower")) as connection:
-        create_streams(ConfirmedChannel(connection.connection), options, options.cascade, wanted)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from amqp.exceptions import AccessRefused, InternalError, NotFound, PreconditionFailed, ResourceLocked
+from amqp.exceptions import AccessRefused, NotFound, PreconditionFailed, ResourceLocked
 
 from ..core.destination import Destination
 from ..core.errors import (
@@ -22,10 +22,9 @@ from ..core.errors import (
     LayoutMismatch,
     LimitReached,
     NotPermitted,
-    UnsupportedConfiguration,
 )
 from ..core.levels import MOST_COMBINED
-from ..core.topology import LAYOUT, Binding, Cascade, Exchange, Queue, Stream
+from ..core.topology import LAYOUT, Binding, Cascade, Exchange, Queue
 from .confirms import ConfirmedChannel
 
 #: Seconds after which RabbitMQ reports a quorum queue as empty if its leader has not answered (rabbit_quorum_queue,
@@ -174,30 +173,6 @@ def other_layouts(channel: Channel, cascade: Cascade) -> list[int]:
     return found
 
 
-def bind_stream(channel: Channel, cascade: Cascade, stream: Stream) -> None:
-    """Create a stream and lead to it from ingest.
-
-    Raises `CascadeMissing`, and `NotPermitted`; `UnsupportedConfiguration` if the broker cannot create streams, for
-    which it closes the connection.
-    """
-    with translate_errors(cascade):
-        try:
-            declare_queue(channel, stream.queue, nowait=True)
-            bind(channel, cascade.stream_binding(stream))
-        except PreconditionFailed as exc:
-            if _is_limit(exc):
-                raise
-            raise CascadeConflict(
-                f"the stream {stream.name!r} exists, but keeps its messages for another time ({exc.reply_text}): give "
-                "apps with the same prefix the same `max_delay` if one is longer than a year, or another prefix"
-            ) from None
-        except InternalError as exc:
-            raise UnsupportedConfiguration(
-                f"RabbitMQ cannot create the stream {stream.name!r} ({exc}). If it has no streams, leave schedule=True "
-                "out: delayed tasks work without, but none can be listed, cancelled or moved"
-            ) from None
-
-
 def bind(channel: Channel, binding: Binding, nowait: bool = False) -> None:
     method = channel.queue_bind if binding.destination_type == "queue" else channel.exchange_bind
     method(binding.destination, binding.source, binding.routing_key, nowait=nowait)
@@ -269,7 +244,7 @@ def declare_queue(channel: Channel, queue: Queue, nowait: bool = False) -> Any:
     return channel.queue_declare(queue.name, durable=True, auto_delete=False, arguments=arguments, nowait=nowait)
 
 
-def _is_limit(exc: PreconditionFailed) -> bool:
+def is_limit(exc: PreconditionFailed) -> bool:
     """Return whether a limit was reached: of a virtual host or a node, and of queues or exchanges (4.0 and later)."""
     return "limit" in exc.reply_text and "reached" in exc.reply_text
 
@@ -293,7 +268,7 @@ def translate_errors(cascade: Cascade) -> Iterator[None]:
     except PreconditionFailed as exc:
         if "max size" in exc.reply_text:  # it is about a message
             raise
-        if _is_limit(exc):
+        if is_limit(exc):
             raise _limit_reached(exc, cascade) from exc
         raise CascadeConflict(
             f"something else has the name of a part of the cascade {cascade.prefix!r} ({exc.reply_text}): use another "

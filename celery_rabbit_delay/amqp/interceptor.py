@@ -11,6 +11,8 @@ from typing import Any
 from ..core.headers import State
 from ..core.parts import Stream
 from ..core.plan import Ticket
+from ..core.topology import Cascade
+from .confirms import ConfirmedChannel
 
 
 class Interceptor:
@@ -36,6 +38,9 @@ class Interceptor:
     def streams(self, wanted: bool = False) -> list[Stream]:
         """Return the streams that may stand beside the cascade, or those that the options want there."""
         return []
+
+    def create(self, channel: ConfirmedChannel, cascade: Cascade) -> None:
+        """Create what the options want to stand beside a cascade, for `setup`."""
 
     def problems(self) -> Iterator[str]:
         """Yield what does not work of what stands beside the cascade, for `verify`."""

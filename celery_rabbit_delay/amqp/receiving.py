@@ -22,13 +22,14 @@ from ..core.errors import DelayError, StreamUnavailable
 from ..core.fates import Fate, fate
 from ..core.headers import State, message_id
 from ..core.options import Options
-from ..core.topology import Stream
+from ..core.topology import Cascade, Stream
 from ..core.unreadable import Unreadable
 from . import declare
+from .confirms import ConfirmedChannel
 from .connecting import PerClient
-from .create import make_streams
 from .follower import Follower
 from .interceptor import Interceptor
+from .making import lead_to_streams, make_streams
 from .stream_consumer import BUSY, StreamMessage
 
 logger = logging.getLogger(__name__)
@@ -125,6 +126,9 @@ class ScheduleInterceptor(Interceptor):
         if wanted:
             return streams.wanted(self.options)
         return streams.all_streams(self.options.cascade, self.options.max_delay)
+
+    def create(self, channel: ConfirmedChannel, cascade: Cascade) -> None:
+        lead_to_streams(channel, cascade, streams.wanted(self.options))
 
     def problems(self) -> Iterator[str]:
         channel = self._client.default_channel

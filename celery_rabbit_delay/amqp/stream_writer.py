@@ -20,8 +20,8 @@ from ..core.topology import Cascade, Stream
 from . import declare
 from .confirms import ANSWERS, Confirm, ConfirmedChannel, NotStored, Outgoing
 from .connecting import PerClient, again
-from .create import create_streams
 from .limited import LimitedConnection
+from .making import create_streams
 
 logger = logging.getLogger(__name__)
 

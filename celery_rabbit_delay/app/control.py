@@ -18,7 +18,7 @@ from kombu.exceptions import OperationalError
 
 from .. import upstream
 from ..amqp.confirms import NotStored
-from ..amqp.create import make_streams
+from ..amqp.making import make_streams
 from ..amqp.receiving import Following, known_to
 from ..amqp.schedule import write_changes
 from ..amqp.stream_writer import until_there_is_a_leader

@@ -14,7 +14,7 @@ from amqp.exceptions import PreconditionFailed
 from ..amqp import declare
 from ..amqp.confirms import ConfirmedChannel
 from ..amqp.connecting import own_channel
-from ..amqp.create import choose, create_cascade, lead_to_streams
+from ..amqp.create import choose, create_cascade
 from ..amqp.replaying import take
 from ..core.destination import Destination
 from ..core.errors import DelayError, DestinationNotFound, LimitReached
@@ -98,7 +98,7 @@ def setup(
     for one in led:
         declare.bind_outboxes(channel.get_channel(), *one)
     for cascade in wanted:
-        lead_to_streams(channel, cascade, connection.connection.interceptor.streams(wanted=True))
+        connection.connection.interceptor.create(channel, cascade)
     return lacking
 
 

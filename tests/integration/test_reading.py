@@ -7,10 +7,9 @@ from typing import Any
 import pytest
 
 from celery_rabbit_delay import CascadeConflict, NotPermitted
-from celery_rabbit_delay.amqp import declare
 from celery_rabbit_delay.amqp import schedule as schedule_
-from celery_rabbit_delay.amqp.create import make_streams
 from celery_rabbit_delay.amqp.follower import Follower
+from celery_rabbit_delay.amqp.making import bind_stream, make_streams
 from celery_rabbit_delay.core import streams
 from tests.kit.broker import Vhost, lead, publish
 
@@ -65,7 +64,7 @@ def test_streams_that_are_empty_are_read_at_once(vhost: Vhost) -> None:
             vhost.declare("q")
             lead(other, "q")
         for stream in wanted:
-            declare.bind_stream(connection.default_channel, vhost.cascade, stream)
+            bind_stream(connection.default_channel, vhost.cascade, stream)
         assert set(reader.extents(wanted).values()) == {(0, -1)}
         assert [list(reader.read(stream)) for stream in wanted] == [[] for _ in wanted]
 
