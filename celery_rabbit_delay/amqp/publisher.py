@@ -79,32 +79,29 @@ class DelayedPublisher:
         self.routes = routes_of(self._connection, cascade, self.options)
 
     def publish(self, plan: Plan) -> None:
-        """Send a message into the cascade, and its record; return once the broker has stored both.
+        """Send a message into the cascade; once the broker has stored it, send its record, and return.
 
         Raises `DelayError` if the broker refuses it, `NotStored` if the broker cannot store it now, and py-amqp's
         connection errors and time-outs.
         """
         tries: Patience | None = None
-        failures, recorded = 0, None
+        failures = 0
         while True:
             enters = None
             try:
                 self.ensure(plan)
                 enters, outgoing = self._outgoing(plan)
                 confirm = self.channel.send(outgoing)
-                if plan.stream and recorded is None:
-                    recorded = self.writer.send(plan, outgoing.message)
                 try:
                     self.channel.wait(confirm)
                 except (ChannelError, FrameError) as exc:
                     raise self._translated(exc) from None
-                if plan.stream:
-                    self.writer.finish(plan, outgoing.message, recorded)
+                self.writer.record(plan, outgoing.message)
                 return
             except NotStored:
-                tries, recorded = tries or Patience(PATIENCE), None
+                tries = tries or Patience(PATIENCE)
                 goes_on = tries.pause()
-                self._connection.read_all()  # the answer to its record
+                self._connection.read_all()  # the answers to records
                 # A queue may seem full to a channel after it has room again (rabbit_fifo_client, `reject_publish`).
                 if not self.channel.unanswered:
                     self.channel.reset()

@@ -30,6 +30,7 @@ from ..core.unreadable import Unreadable, reading
 from .clocks import utc_ms
 from .destinations import QueueNames
 from .follower import Follower
+from .sender import settle
 from .stream_writer import until_there_is_a_leader
 
 logger = logging.getLogger(__name__)
@@ -224,6 +225,7 @@ def recorded(
     """
     cascade = connection.transport.delay_options.cascade
     done = 0
+    settle()
     with Follower(connection) as reader:
         # The changes first: a message that is moved in the meantime may then appear twice, but is never missing.
         wanted = reader.extents([streams.changes(cascade)])

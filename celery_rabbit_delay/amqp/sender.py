@@ -15,10 +15,13 @@ other one is gone. What the broker has closed meanwhile is noticed before anythi
 
 from __future__ import annotations
 
+import atexit
+import os
 import threading
 import time
 import weakref
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import Any
 
 from amqp import Message
@@ -32,12 +35,26 @@ from ..core.plan import Plan
 from ..core.topology import Stream
 from .confirms import ANSWERS
 from .connecting import connect, copy_of
-from .limited import NO_ANSWER, LimitedConnection
+from .limited import CLOSING, NO_ANSWER, LimitedConnection
 from .publisher import DelayedPublisher
 from .stream_writer import paused_of
 
 #: Seconds that are left in a turn at least once it has begun.
 _LEAST = 0.001
+
+
+#: All that live. A forked process has none of its parent's.
+_of_this_process: weakref.WeakSet[Sender] = weakref.WeakSet()
+os.register_at_fork(after_in_child=_of_this_process.clear)
+
+
+def settle() -> None:
+    """Wait for the answers to all records of this process: whoever reads the journal, or ends, calls this."""
+    for one in list(_of_this_process):
+        one.settle()
+
+
+atexit.register(settle)
 
 
 class _Thread(threading.local):
@@ -62,6 +79,7 @@ class Sender:
         self._connect_timeout: float | None = self._client.connect_timeout
         paused_of[self._client] = paused_of[user.client]
         self._lock = threading.Lock()
+        _of_this_process.add(self)
         #: By whether their messages have to pass levels.
         self._publishers: dict[bool, DelayedPublisher] = {}
 
@@ -108,6 +126,12 @@ class Sender:
                 )
             publisher = self._publishers[through_levels] = DelayedPublisher(connection, self.options, through_levels)
         return publisher
+
+    def settle(self) -> None:
+        """Wait until the broker has answered all, also the records, of which only the log says what became of them."""
+        if self.unanswered:
+            with suppress(AMQPError, OSError), self.turn(CLOSING) as connection:
+                connection.wait_until(lambda: not self.unanswered)
 
     @property
     def unanswered(self) -> int:

@@ -6,9 +6,10 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 
 from amqp import Message
-from amqp.exceptions import AMQPError, InternalError, NotFound, ResourceError
+from amqp.exceptions import AMQPError, InternalError, ResourceError
 
 from .. import upstream
 from ..core import journal, streams
@@ -19,7 +20,7 @@ from ..core.plan import Plan
 from ..core.topology import Cascade, Stream
 from . import declare
 from .clients import PerClient
-from .confirms import ANSWERS, Confirm, ConfirmedChannel, NotStored, Outgoing
+from .confirms import ANSWERS, ConfirmedChannel, NotStored, Outgoing
 from .create import create_streams
 from .limited import LimitedConnection
 from .patience import again
@@ -55,36 +56,27 @@ class StreamWriter:
         self._paused = paused_of[connection.client]
         self._known: set[Stream] = set()  # those that have taken a message of this connection
 
-    def takes(self, stream: Stream) -> bool:
-        """Return whether a record can be sent to a stream without waiting for the answer: it exists, and it works."""
-        return stream in self._known and not self._is_paused(stream)
+    def record(self, plan: Plan, message: Message) -> None:
+        """Send the record of a message that is stored, without waiting: a later turn reads the answer.
 
-    def send(self, plan: Plan, message: Message) -> Confirm | None:
-        """Send the record of a message behind it, if its stream is known to take it. For `finish`.
-
-        A stream that has lost its data makes RabbitMQ 4.3 close the connection, which must not hit the message. So the
-        first record for a stream waits until its message is stored.
+        Only the first one for a stream is waited for, which creates a missing stream: one that has lost its data makes
+        RabbitMQ 4.3 close the connection, which must not hit the next message. Logs a warning if that fails.
         """
         stream = plan.stream
-        if stream is None or not self.takes(stream) or (record := record_of(plan, message)) is None:
-            return None
-        return self._channel.send(self.outgoing(stream, journal.pack_records([record])))
-
-    def finish(self, plan: Plan, message: Message, confirm: Confirm | None) -> None:
-        """Wait for the record of a stored message; create a missing stream for it. Log a warning if that fails."""
-        if (stream := plan.stream) is None:
+        if stream is None or self._is_paused(stream) or (record := record_of(plan, message)) is None:
             return
-        if confirm is not None:
-            try:
-                self._channel.wait(confirm)
-                return
-            except (NotRouted, NotFound):
-                self._known.discard(stream)
-            except (DelayError, AMQPError, OSError) as exc:
-                self._give_up(stream, exc)
-                return
-        if record := record_of(plan, message):
+        if stream not in self._known:
             self.store([(stream, record)])
+            return
+        try:
+            self._channel.send(self.outgoing(stream, journal.pack_records([record])), partial(self._on_answer, stream))
+        except (AMQPError, OSError) as exc:
+            self._give_up(stream, exc)
+
+    def _on_answer(self, stream: Stream, refusal: Exception | None) -> None:
+        if refusal is not None:
+            self._known.discard(stream)
+            self.pause(stream, refusal)
 
     def store(self, records: Iterable[tuple[Stream, Record]]) -> None:
         """Store the records of messages that are stored, many in one message. Log a warning if that fails."""
