@@ -10,15 +10,14 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING
 
+from amqp import Message
 from amqp.exceptions import AMQPError, FrameError
 
 from ..core.errors import CascadeMissing, DelayError, MessageRefused, NotRouted
 from .confirms import NotStored
 
 if TYPE_CHECKING:
-    from ..core.journal import Record
     from ..core.plan import Plan
-    from ..core.topology import Stream
     from .sender import Sender
 
 logger = logging.getLogger(__name__)
@@ -53,8 +52,8 @@ class Batch:
         self.amount = 0
         self.process = os.getpid()
         self._max_size = max_size
-        self._sent: dict[int, tuple[Sender, Plan, Record | None]] = {}  # what the broker has not answered
-        self._stored: list[tuple[Sender, Stream, Record]] = []  # records of messages that are stored
+        self._sent: dict[int, tuple[Sender, Plan, Message]] = {}  # what the broker has not answered
+        self._stored: list[tuple[Sender, Plan, Message]] = []  # those with tickets
         self._returned: list[tuple[Sender, Plan]] = []  # by an outbox that is missing: now others are known to do
         self._again: list[tuple[Sender, Plan]] = []
         self._failed: list[tuple[Plan, Exception]] = []
@@ -67,25 +66,25 @@ class Batch:
 
     def _send(self, sender: Sender, plan: Plan) -> None:
         with sender.turn():
-            record = sender.publisher(plan.came_early).submit(plan, partial(self._on_answer, self.amount))
-            self._sent[self.amount] = sender, plan, record
+            message = sender.publisher(plan.came_early).submit(plan, partial(self._on_answer, self.amount))
+            self._sent[self.amount] = sender, plan, message
             self.amount += 1
 
     def _on_answer(self, number: int, refusal: Exception | None) -> None:
         if number not in self._sent:  # it was not sent, and its caller knows
             return
-        sender, plan, record = self._sent.pop(number)
+        sender, plan, message = self._sent.pop(number)
         if isinstance(refusal, NotRouted):
             self._returned.append((sender, plan))
         elif isinstance(refusal, _AGAIN):
             self._again.append((sender, plan))
         elif refusal is not None:
             self._failed.append((plan, refusal))
-        elif plan.stream and record:
-            self._stored.append((sender, plan.stream, record))
+        elif plan.ticket:
+            self._stored.append((sender, plan, message))
 
     def settle(self, most: int = 0) -> None:
-        """Wait until at most so many messages are unanswered, and write the records of those that are stored."""
+        """Wait until at most so many messages are unanswered, and tell the interceptor of those that are stored."""
         for one in list(dict.fromkeys(sender for sender, *_ in self._sent.values())):
             # After an error of the connection, all that it has not answered is refused with that.
             with suppress(AMQPError, OSError), one.turn() as connection:
@@ -93,7 +92,8 @@ class Batch:
         stored, self._stored = self._stored, []
         for one in list(dict.fromkeys(sender for sender, *_ in stored)):
             with suppress(AMQPError, OSError, DelayError), one.turn():
-                one.publisher().writer.store((stream, record) for sender, stream, record in stored if sender is one)
+                publisher, its = one.publisher(), [(plan, message) for sender, plan, message in stored if sender is one]
+                publisher.interceptor.stored(publisher, its)
 
     def _has_settled(self, sender: Sender, most: int) -> bool:
         return len(self._sent) <= most or not sender.unanswered

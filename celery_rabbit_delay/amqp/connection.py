@@ -47,6 +47,8 @@ class Connection(LimitedConnection):
     def close(self, *args: Any, **kwargs: Any) -> None:
         if collected_by := batch.current():  # without a pool, Celery closes after each task
             collected_by.settle()
+        if sender := self._senders.get(os.getpid()):
+            sender.settle()
         super().close(*args, **kwargs)
 
     def collect(self) -> None:

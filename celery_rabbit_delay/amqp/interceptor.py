@@ -5,14 +5,19 @@ The field's word is from Kafka's clients, whose interceptors see each record as 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from amqp import Message
 
 from ..core.headers import State
 from ..core.parts import Stream
-from ..core.plan import Ticket
+from ..core.plan import Plan, Ticket
 from ..core.topology import Cascade
 from .confirms import ConfirmedChannel
+
+if TYPE_CHECKING:
+    from .publisher import DelayedPublisher
 
 
 class Interceptor:
@@ -27,6 +32,12 @@ class Interceptor:
         Nothing is sent yet, and an error raised here is raised by `publish`.
         """
         return None
+
+    def stored(self, publisher: DelayedPublisher, sent: Sequence[tuple[Plan, Message]]) -> None:
+        """Take note of messages with tickets, as they were sent, once the broker has stored them: one, or a batch.
+
+        Called in a turn of the publisher, whose channel it may use. Raises nothing, for the messages are stored.
+        """
 
     def drops(self, message: Any, state: State | None) -> bool:
         """Return whether an `amqp.Message` that arrives is acknowledged instead of delivered."""

@@ -8,13 +8,13 @@ from collections.abc import Callable
 from datetime import timedelta
 from functools import lru_cache
 
+from amqp import Message
 from amqp.exceptions import AccessRefused, ChannelError, FrameError, NotFound
 
 from ..core import headers as headers_
 from ..core.destination import Destination
 from ..core.due import to_ticks
 from ..core.errors import CascadeMissing, DelayError, MessageRefused, NotRouted
-from ..core.journal import Record
 from ..core.options import Options
 from ..core.plan import Plan
 from ..core.topology import MAX_NORMAL_PRIORITY, Cascade
@@ -22,9 +22,9 @@ from . import create, declare
 from .confirms import ConfirmedChannel, NotStored, Outgoing, with_headers
 from .connecting import Patience
 from .delivery_time import BrokerClock
+from .interceptor import Interceptor
 from .limited import LimitedConnection
 from .routes import routes_of
-from .stream_writer import StreamWriter, record_of
 
 logger = logging.getLogger(__name__)
 
@@ -46,17 +46,18 @@ class DelayedPublisher:
     For blocks of `Sender.turn`, which limit its waits, and close the connection on whatever is not the broker's answer.
     """
 
-    def __init__(self, connection: LimitedConnection, options: Options, through_levels: bool) -> None:
+    def __init__(
+        self, connection: LimitedConnection, options: Options, through_levels: bool, interceptor: Interceptor
+    ) -> None:
         """Choose the cascade: where the broker shows that it holds messages, and not `through_levels`, without levels.
 
         Raises as `create.choose`.
         """
-        self._connection, self.options = connection, options
+        self.connection, self.options, self.interceptor = connection, options, interceptor
         self.channel = ConfirmedChannel(connection)
         #: The broker's, if its queues hold each message until it is due.
         self.clock: BrokerClock | None = None
         self._use(options.cascade)
-        self.writer = StreamWriter(connection, self.channel, self.cascade, options)
         self._tick = self.cascade.tick // timedelta(microseconds=1) * 1000  # nanoseconds
         #: Quorum queues of these releases know two priorities, and look for expired messages only at the head.
         self._caps_priority = (4, 0) <= connection.server_version < (4, 3)
@@ -70,41 +71,38 @@ class DelayedPublisher:
         """Let messages wait for their delivery time, if the broker shows that it holds them, or else in levels."""
         cascade, self.clock = create.choose(self.channel, self.options, self.options.cascade)
         if cascade != self.cascade:
-            self.writer.cascade = cascade
             self._use(cascade)
 
     def _use(self, cascade: Cascade) -> None:
         self.cascade = cascade
         #: What this process knows of the cascade.
-        self.routes = routes_of(self._connection, cascade, self.options)
+        self.routes = routes_of(self.connection, cascade, self.options)
 
     def publish(self, plan: Plan) -> None:
-        """Send a message into the cascade, and its record; return once the broker has stored both.
+        """Send a message into the cascade; return once the broker has stored it.
 
         Raises `DelayError` if the broker refuses it, `NotStored` if the broker cannot store it now, and py-amqp's
         connection errors and time-outs.
         """
         tries: Patience | None = None
-        failures, recorded = 0, None
+        failures = 0
         while True:
             enters = None
             try:
                 self.ensure(plan)
                 enters, outgoing = self._outgoing(plan)
                 confirm = self.channel.send(outgoing)
-                if plan.stream and recorded is None:
-                    recorded = self.writer.send(plan, outgoing.message)
                 try:
                     self.channel.wait(confirm)
                 except (ChannelError, FrameError) as exc:
                     raise self._translated(exc) from None
-                if plan.stream:
-                    self.writer.finish(plan, outgoing.message, recorded)
+                if plan.ticket:
+                    self.interceptor.stored(self, [(plan, outgoing.message)])
                 return
             except NotStored:
-                tries, recorded = tries or Patience(PATIENCE), None
+                tries = tries or Patience(PATIENCE)
                 goes_on = tries.pause()
-                self._connection.read_all()  # the answer to its record
+                self.connection.read_all()  # the answers to records
                 # A queue may seem full to a channel after it has room again (rabbit_fifo_client, `reject_publish`).
                 if not self.channel.unanswered:
                     self.channel.reset()
@@ -126,8 +124,8 @@ class DelayedPublisher:
         create.create_cascade(self.channel, self.cascade)
         return True
 
-    def submit(self, plan: Plan, answered: Answered) -> Record | None:
-        """Send a message without waiting for the broker's answer: a later turn calls `answered`. Return its record.
+    def submit(self, plan: Plan, answered: Answered) -> Message:
+        """Send a message, and return it; a later turn, which reads the broker's answer, calls `answered`.
 
         Waits where the cascade or the route has to be made first. Raises as `publish`.
         """
@@ -140,7 +138,7 @@ class DelayedPublisher:
             answered(refusal if refusal is None else self._translated(refusal))
 
         self.channel.send(outgoing, on_answer)
-        return record_of(plan, outgoing.message) if plan.stream else None
+        return outgoing.message
 
     def ensure(self, plan: Plan) -> None:
         """Lead to the destination of a message; wait if the message could arrive in an outbox that was just created."""

@@ -6,13 +6,15 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import kombu
+from amqp import Message
 from amqp.exceptions import AMQPError
 from kombu.exceptions import OperationalError
 
@@ -22,6 +24,7 @@ from ..core.errors import DelayError, StreamUnavailable
 from ..core.fates import Fate, fate
 from ..core.headers import State, message_id
 from ..core.options import Options
+from ..core.plan import Plan
 from ..core.topology import Cascade, Stream
 from ..core.unreadable import Unreadable
 from . import declare
@@ -30,7 +33,9 @@ from .connecting import PerClient
 from .follower import Follower
 from .interceptor import Interceptor
 from .making import lead_to_streams, make_streams
+from .publisher import DelayedPublisher
 from .stream_consumer import BUSY, StreamMessage
+from .stream_writer import StreamWriter, record_of
 
 logger = logging.getLogger(__name__)
 
@@ -60,6 +65,9 @@ class Known:
 
 known_to: PerClient[Known] = PerClient(Known)
 
+#: The names of streams that do not work, and the time (`time.monotonic`) of the next attempt, for a `kombu.Connection`.
+paused_of: PerClient[dict[str, float]] = PerClient(dict)
+
 
 class ScheduleInterceptor(Interceptor):
     """Records what is sent, and drops what was cancelled or moved before its consumer sees it."""
@@ -68,6 +76,7 @@ class ScheduleInterceptor(Interceptor):
         self._client = client
         self.options: Options = client.transport.delay_options
         self._following: Following | None = None
+        self._writers: WeakKeyDictionary[DelayedPublisher, StreamWriter] = WeakKeyDictionary()
         self.ticket = partial(streams.ticket, self.options)  # type: ignore[method-assign]
 
     @property
@@ -81,6 +90,26 @@ class ScheduleInterceptor(Interceptor):
     def known(self) -> Known:
         """What the streams have said about messages that this connection may receive."""
         return known_to[self._client]
+
+    def stored(self, publisher: DelayedPublisher, sent: Sequence[tuple[Plan, Message]]) -> None:
+        writer = self._writer(publisher)
+        if len(sent) == 1:
+            writer.record(*sent[0])
+        else:
+            records = ((plan.ticket, record_of(plan, message)) for plan, message in sent)
+            writer.store((ticket.stream, record) for ticket, record in records if ticket and record)
+
+    def write(self, stream: Stream, bodies: Iterable[bytes], seconds: float | None = None) -> None:
+        """Store messages in a stream beside the cascade. Raises as `StreamWriter.write`."""
+        sender = self._client.connection.sender
+        with sender.turn(seconds):
+            self._writer(sender.publisher()).write(stream, bodies)
+
+    def _writer(self, publisher: DelayedPublisher) -> StreamWriter:
+        writer = self._writers.get(publisher)
+        if writer is None:
+            writer = self._writers[publisher] = StreamWriter(publisher, paused_of[self._client])
+        return writer
 
     def drops(self, message: Any, state: State | None) -> bool:
         """Return whether a message must be acknowledged instead of delivered.

@@ -30,6 +30,7 @@ from ..core.unreadable import Unreadable, reading
 from .clocks import utc_ms
 from .destinations import QueueNames
 from .follower import Follower
+from .sender import settle
 from .stream_writer import until_there_is_a_leader
 
 logger = logging.getLogger(__name__)
@@ -224,6 +225,7 @@ def recorded(
     """
     cascade = connection.transport.delay_options.cascade
     done = 0
+    settle()
     with Follower(connection) as reader:
         # The changes first: a message that is moved in the meantime may then appear twice, but is never missing.
         wanted = reader.extents([streams.changes(cascade)])
@@ -352,7 +354,7 @@ def write_changes(connection: kombu.Connection, messages: Iterable[bytes], secon
     messages then, in the buffers of its socket, and takes them when the alarm ends.
     """
     stream, bodies = streams.changes_of(connection.transport.delay_options), list(messages)
-    write = partial(connection.connection.sender.write, stream, bodies, seconds)
+    write = partial(connection.connection.interceptor.write, stream, bodies, seconds)
     if seconds is None:
         until_there_is_a_leader(write)
     else:

@@ -15,10 +15,12 @@ other one is gone. What the broker has closed meanwhile is noticed before anythi
 
 from __future__ import annotations
 
+import atexit
+import os
 import threading
 import time
 import weakref
-from collections.abc import Iterable
+from contextlib import suppress
 from typing import Any
 
 from amqp import Message
@@ -29,15 +31,27 @@ from ..core.destination import Destination
 from ..core.errors import DestinationNotFound, UnsupportedConfiguration
 from ..core.options import Options
 from ..core.plan import Plan
-from ..core.topology import Stream
 from .confirms import ANSWERS
 from .connecting import connect, copy_of
-from .limited import NO_ANSWER, LimitedConnection
+from .limited import CLOSING, NO_ANSWER, LimitedConnection
 from .publisher import DelayedPublisher
-from .stream_writer import paused_of
 
 #: Seconds that are left in a turn at least once it has begun.
 _LEAST = 0.001
+
+
+#: All that live. A forked process has none of its parent's.
+_of_this_process: weakref.WeakSet[Sender] = weakref.WeakSet()
+os.register_at_fork(after_in_child=_of_this_process.clear)
+
+
+def settle() -> None:
+    """Wait for the answers to all records of this process: whoever reads the journal, or ends, calls this."""
+    for one in list(_of_this_process):
+        one.settle()
+
+
+atexit.register(settle)
 
 
 class _Thread(threading.local):
@@ -55,13 +69,15 @@ def limit_this_thread(seconds: float | None) -> None:
 class Sender:
     """Sends what one connection of the user delays. One thread has its turn at a time."""
 
-    def __init__(self, user: LimitedConnection) -> None:
+    def __init__(self, user: Any) -> None:
+        """For a `Connection` of the user."""
         self.options: Options = user.delay_options
         self._user = weakref.ref(user)
         self._client = copy_of(user.client, "publisher")
         self._connect_timeout: float | None = self._client.connect_timeout
-        paused_of[self._client] = paused_of[user.client]
+        self._interceptor = user.interceptor
         self._lock = threading.Lock()
+        _of_this_process.add(self)
         #: By whether their messages have to pass levels.
         self._publishers: dict[bool, DelayedPublisher] = {}
 
@@ -72,11 +88,6 @@ class Sender:
         """
         with self.turn(seconds):
             self.publisher(plan.came_early).publish(plan)
-
-    def write(self, stream: Stream, bodies: Iterable[bytes], seconds: float | None = None) -> None:
-        """Store messages in a stream beside the cascade. Raises as `StreamWriter.write`."""
-        with self.turn(seconds):
-            self.publisher().writer.write(stream, bodies)
 
     def publish_now(self, message: Message, exchange: str, key: str) -> str | None:
         """Publish a message without a delay. Returns and raises as `ConfirmedChannel.publish`."""
@@ -106,8 +117,16 @@ class Sender:
                     "RabbitMQ before 3.10 lacks at-least-once dead lettering, without which delayed messages get lost. "
                     f"This is {connection.server_properties.get('version')}: upgrade it"
                 )
-            publisher = self._publishers[through_levels] = DelayedPublisher(connection, self.options, through_levels)
+            publisher = self._publishers[through_levels] = DelayedPublisher(
+                connection, self.options, through_levels, self._interceptor
+            )
         return publisher
+
+    def settle(self) -> None:
+        """Wait until the broker has answered all, also the records, of which only the log says what became of them."""
+        if self.unanswered:
+            with suppress(AMQPError, OSError), self.turn(CLOSING) as connection:
+                connection.wait_until(lambda: not self.unanswered)
 
     @property
     def unanswered(self) -> int:

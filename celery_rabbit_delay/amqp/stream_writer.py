@@ -6,22 +6,22 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 
 from amqp import Message
-from amqp.exceptions import AMQPError, InternalError, NotFound, ResourceError
+from amqp.exceptions import AMQPError, InternalError, ResourceError
 
 from .. import upstream
 from ..core import journal, streams
 from ..core.errors import CascadeMissing, DelayError, NotRouted, StreamUnavailable, UnsupportedConfiguration
 from ..core.journal import Record
-from ..core.options import Options
 from ..core.plan import Plan
-from ..core.topology import Cascade, Stream
+from ..core.topology import Stream
 from . import declare
-from .confirms import ANSWERS, Confirm, ConfirmedChannel, NotStored, Outgoing
-from .connecting import PerClient, again
-from .limited import LimitedConnection
+from .confirms import ANSWERS, NotStored, Outgoing
+from .connecting import again
 from .making import create_streams
+from .publisher import DelayedPublisher
 
 logger = logging.getLogger(__name__)
 
@@ -34,56 +34,40 @@ _LARGEST = 16 * 1024 * 1024 - 10_000
 #: Seconds until the next attempt to write to a stream that does not work; at first it may only just be coming up.
 _FIRST_PAUSE, _PAUSE = 1, 60
 
-#: The names of streams that do not work, and the time (`time.monotonic`) of the next attempt, for a `kombu.Connection`.
-paused_of: PerClient[dict[str, float]] = PerClient(dict)
-
 #: Seconds for which a write to a stream without a leader is tried again.
 LEADERLESS = 15
 
 
 class StreamWriter:
-    """Writes the streams of a cascade through one AMQP connection of ours. For blocks of `Sender.turn`."""
+    """Writes the streams of a cascade through the connection of a publisher. For blocks of `Sender.turn`."""
 
-    def __init__(
-        self, connection: LimitedConnection, channel: ConfirmedChannel, cascade: Cascade, options: Options
-    ) -> None:
-        self._connection = connection
-        self._channel = channel
-        self.cascade = cascade
-        self._options = options
-        self._paused = paused_of[connection.client]
+    def __init__(self, publisher: DelayedPublisher, paused: dict[str, float]) -> None:
+        """`paused` are names of streams that do not work, and the time (`time.monotonic`) of the next attempt."""
+        self._publisher, self._channel, self._options = publisher, publisher.channel, publisher.options
+        self._paused = paused
         self._known: set[Stream] = set()  # those that have taken a message of this connection
 
-    def takes(self, stream: Stream) -> bool:
-        """Return whether a record can be sent to a stream without waiting for the answer: it exists, and it works."""
-        return stream in self._known and not self._is_paused(stream)
+    def record(self, plan: Plan, message: Message) -> None:
+        """Send the record of a message that is stored, without waiting: a later turn reads the answer.
 
-    def send(self, plan: Plan, message: Message) -> Confirm | None:
-        """Send the record of a message behind it, if its stream is known to take it. For `finish`.
-
-        A stream that has lost its data makes RabbitMQ 4.3 close the connection, which must not hit the message. So the
-        first record for a stream waits until its message is stored.
+        Only the first one for a stream is waited for, which creates a missing stream: one that has lost its data makes
+        RabbitMQ 4.3 close the connection, which must not hit the next message. Logs a warning if that fails.
         """
-        stream = plan.stream
-        if stream is None or not self.takes(stream) or (record := record_of(plan, message)) is None:
-            return None
-        return self._channel.send(self.outgoing(stream, journal.pack_records([record])))
-
-    def finish(self, plan: Plan, message: Message, confirm: Confirm | None) -> None:
-        """Wait for the record of a stored message; create a missing stream for it. Log a warning if that fails."""
-        if (stream := plan.stream) is None:
+        ticket = plan.ticket
+        if ticket is None or self._is_paused(stream := ticket.stream) or not (record := record_of(plan, message)):
             return
-        if confirm is not None:
-            try:
-                self._channel.wait(confirm)
-                return
-            except (NotRouted, NotFound):
-                self._known.discard(stream)
-            except (DelayError, AMQPError, OSError) as exc:
-                self._give_up(stream, exc)
-                return
-        if record := record_of(plan, message):
+        if stream not in self._known:
             self.store([(stream, record)])
+            return
+        try:
+            self._channel.send(self.outgoing(stream, journal.pack_records([record])), partial(self._on_answer, stream))
+        except (AMQPError, OSError) as exc:
+            self._give_up(stream, exc)
+
+    def _on_answer(self, stream: Stream, refusal: Exception | None) -> None:
+        if refusal is not None:
+            self._known.discard(stream)
+            self.pause(stream, refusal)
 
     def store(self, records: Iterable[tuple[Stream, Record]]) -> None:
         """Store the records of messages that are stored, many in one message. Log a warning if that fails."""
@@ -100,7 +84,7 @@ class StreamWriter:
     def _give_up(self, stream: Stream, reason: Exception) -> None:
         self.pause(stream, reason)
         if not isinstance(reason, ANSWERS):
-            self._connection.abandon()  # the messages are stored, so this is no error; the next one connects again
+            self._publisher.connection.abandon()  # no error: the messages are stored; the next connects again
 
     def _is_paused(self, stream: Stream) -> bool:
         return self._paused.get(stream.name, 0) > time.monotonic()
@@ -130,11 +114,11 @@ class StreamWriter:
         try:
             self._write(stream, messages)
         except CascadeMissing:
-            create_streams(self._channel, self._options, self.cascade, [stream])
+            create_streams(self._channel, self._options, self._publisher.cascade, [stream])
             self._write(stream, messages)
 
     def _write(self, stream: Stream, messages: Iterable[Outgoing]) -> None:
-        with declare.translate_errors(self.cascade):
+        with declare.translate_errors(self._publisher.cascade):
             try:
                 for confirm in [self._channel.send(one) for one in messages]:
                     self._channel.wait(confirm)
@@ -146,7 +130,7 @@ class StreamWriter:
 
     def outgoing(self, stream: Stream, body: bytes) -> Outgoing:
         """Return a message for a stream."""
-        return Outgoing(Message(body, delivery_mode=2), self.cascade.ingest, stream.routing_key)
+        return Outgoing(Message(body, delivery_mode=2), self._publisher.cascade.ingest, stream.routing_key)
 
 
 def until_there_is_a_leader(write: Callable[[], None], seconds: float | None = None) -> None:
@@ -159,7 +143,7 @@ def until_there_is_a_leader(write: Callable[[], None], seconds: float | None = N
 
 def record_of(plan: Plan, message: Message) -> Record | None:
     """Return the record of a message as it is sent; None if it is too large, with a warning."""
-    record = Record(plan.due_ms, plan.number, plan.id, *upstream.serialize(message))
+    record = Record(plan.due_ms, plan.ticket.number if plan.ticket else 0, plan.id, *upstream.serialize(message))
     if record.size > _LARGEST:
         logger.warning("The message %r is sent without being recorded: it is too large to record", plan.id)
         return None

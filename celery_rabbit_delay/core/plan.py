@@ -42,14 +42,6 @@ class Plan(NamedTuple):
     came_early: bool = False
 
     @property
-    def stream(self) -> Stream | None:
-        return self.ticket and self.ticket.stream
-
-    @property
-    def number(self) -> int:
-        return self.ticket.number if self.ticket else 0
-
-    @property
     def due_ms(self) -> int:
         """When it is due, in milliseconds since 1970."""
         return int(self.headers[HEADER]["due"])

@@ -236,7 +236,7 @@ def test_a_made_up_record_leads_no_command_to_another_queue(vhost: Vhost) -> Non
             properties, body = upstream.serialize(Message("forged", application_headers=headers))
             forged = Record(due, streams.new_number(), name, properties, body)
             stream = streams.journal_for(vhost.cascade, 60)
-            connection.connection.sender.write(stream, [journal.pack_records([forged])])
+            connection.connection.interceptor.write(stream, [journal.pack_records([forged])])
             refused = run(vhost.url("amqp"), "--queue", "q", "run-now", name)
             assert refused.code == 1, refused.err
             assert "is not allowed" in refused.err or "is not one of the allowed queues" in refused.err
@@ -339,7 +339,7 @@ def test_records_of_a_message_that_was_never_sent_are_not_listed_for_ever(vhost:
         [record] = records(vhost)
         due = int(time.time() * 1000) + 3000
         never = record._replace(due=due, number=streams.new_number(), id="never")
-        connection.connection.sender.write(stream, [journal.pack_records([never])])
+        connection.connection.interceptor.write(stream, [journal.pack_records([never])])
         assert ids(vhost) == ["never", "sent"] or time.time() * 1000 > due
         wait_until(lambda: ids(vhost) == ["sent"], "it is not listed once it is due")
 

@@ -40,7 +40,7 @@ class Sender:
         self.refuses_alone: dict[str, Exception] = {}
         self.asked: list[tuple[str, Callable[[Exception | None], None]]] = []
         self.is_lost = False
-        self.writer = self
+        self.interceptor = self
 
     @contextmanager
     def turn(self) -> Iterator[Sender]:
@@ -55,7 +55,7 @@ class Sender:
 
     def submit(self, plan: Plan, answered: Callable[[Exception | None], None]) -> Any:
         self.asked.append((plan.message.body, answered))
-        return f"record {plan.number}" if plan.stream else None
+        return plan.message
 
     def wait_until(self, is_done: Callable[[], bool]) -> None:
         while not is_done():
@@ -69,8 +69,8 @@ class Sender:
             self.done += [] if refusal else [body]
             answered(refusal)
 
-    def store(self, records: Any) -> None:
-        self.records += [record for _, record in records]
+    def stored(self, publisher: Any, sent: Any) -> None:
+        self.records += [f"record {plan.ticket.number}" for plan, _ in sent]
 
     def publish(self, plan: Plan) -> None:
         if refusal := self.refuses_alone.get(plan.message.body):

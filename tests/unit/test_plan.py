@@ -40,7 +40,7 @@ def test_a_new_message_is_due_by_both_clocks_and_goes_to_its_queue() -> None:
     assert state.due == NOW.utc + timedelta(seconds=60)
     assert planned.due_ms == 1893456060000
     assert planned.destination == Destination("", "q")
-    assert (planned.stream, planned.priority) == (None, 3)
+    assert (planned.ticket, planned.priority) == (None, 3)
     assert "n" not in planned.headers[HEADER]
 
 
@@ -69,11 +69,12 @@ RECORDING = {"schedule": True, "journal": 60}
 
 def test_what_waits_long_enough_is_recorded_with_its_number_and_its_id() -> None:
     recorded = new({"id": "7"}, options=RECORDING)
-    assert recorded.stream == streams.journal_for(Options().cascade, 60)
-    assert recorded.number == recorded.headers[HEADER]["n"]
+    assert recorded.ticket is not None
+    assert recorded.ticket.stream == streams.journal_for(Options().cascade, 60)
+    assert recorded.ticket.number == recorded.headers[HEADER]["n"]
     assert recorded.id == "7"
     assert new(correlation_id="8", options=RECORDING).id == "8"
-    assert new({"id": "7"}, options={"schedule": True, "journal": None}).stream is None
+    assert new({"id": "7"}, options={"schedule": True, "journal": None}).ticket is None
 
 
 @given(
@@ -88,23 +89,23 @@ def test_a_countdown_of_the_limit_is_recorded_whatever_part_has_passed_and_one_t
     passed = math.floor(min(limit / 10, 5) * part * SECOND)  # Celery has connected, or waited for a producer
     asked = math.ceil(limit * SECOND)
     task = {"task": "t", "eta": "2030-01-01T00:01:00+00:00"}
-    assert new(task, asked - passed, options).stream is not None
+    assert new(task, asked - passed, options).ticket is not None
     shorter = asked - min(asked // 10, 5 * SECOND) - math.ceil(tick * SECOND) - 2
     if shorter > 0:
-        assert new(task, shorter, options).stream is None
+        assert new(task, shorter, options).ticket is None
 
 
 @given(st.sampled_from([1, 10, 60, 3600]), st.integers(1, 20_000).map(lambda milliseconds: milliseconds / 1000))
 def test_a_delay_in_milliseconds_is_recorded_from_the_tick_of_the_limit_on(limit: int, tick: float) -> None:
     options = Options(schedule=True, journal=limit, tick=tick)
-    assert new({"x-delay": 1}, limit * SECOND, options).stream is not None
+    assert new({"x-delay": 1}, limit * SECOND, options).ticket is not None
     rounded = math.ceil(limit / tick - 1) * round(tick * SECOND)
     if 0 < rounded < limit * SECOND:
-        assert new({"x-delay": 1}, rounded, options).stream is None
+        assert new({"x-delay": 1}, rounded, options).ticket is None
 
 
 def test_without_the_schedule_nothing_is_recorded() -> None:
-    assert new({"task": "t"}).stream is None
+    assert new({"task": "t"}).ticket is None
 
 
 RECEIVED = Delivery("orders", "new", {"task": "t", "id": "7"})
@@ -115,7 +116,7 @@ def test_a_received_message_returns_to_its_queue_alone(journal: float | None, re
     due, options = NOW.utc + timedelta(seconds=60), Options(schedule=True, journal=journal)
     planned = plan.of_received(message(), RECEIVED, "q", due, NOW, options, get_ticket=partial(streams.ticket, options))
     assert (planned.destination, planned.due) == (Destination("", "q"), NOW.monotonic + 60_000_000_000)
-    assert (planned.stream is not None) is ("n" in planned.headers[HEADER]) is recorded
+    assert (planned.ticket is not None) is ("n" in planned.headers[HEADER]) is recorded
     assert unwrap(Delivery("", "q", planned.headers)) == RECEIVED
     with pytest.raises(InvalidDelay, match="more than the option max_delay"):
         plan.of_received(message(), RECEIVED, "q", due, NOW, Options(max_delay=59))
@@ -127,7 +128,7 @@ def test_a_message_that_came_before_its_delivery_time_keeps_its_number_and_its_r
     early = State("root", "orders", "new", due, number=number)
     planned = plan.of_received(message(), RECEIVED, "q", due, NOW, Options(schedule=True, journal=0), early)
     assert planned.came_early
-    assert (planned.stream, planned.headers[HEADER].get("n")) == (None, number)
+    assert (planned.ticket, planned.headers[HEADER].get("n")) == (None, number)
     assert read_state(planned.headers) == State(Options().cascade.root, "orders", "new", due, number, "q")
 
 

@@ -29,6 +29,7 @@ from celery_rabbit_delay import (
 from celery_rabbit_delay.amqp import create, declare, publisher, routes
 from celery_rabbit_delay.amqp.confirms import NotStored, Outgoing
 from celery_rabbit_delay.amqp.delivery_time import BrokerClock
+from celery_rabbit_delay.amqp.interceptor import Interceptor
 from celery_rabbit_delay.amqp.publisher import DelayedPublisher
 from celery_rabbit_delay.amqp.routes import AGAIN, OFTEN, Routes
 from celery_rabbit_delay.core.destination import Destination
@@ -85,7 +86,7 @@ class Broker:
             client=self.client,
             read_all=lambda: None,
         )
-        return DelayedPublisher(connection, options, through_levels)
+        return DelayedPublisher(connection, options, through_levels, Interceptor())
 
     def exists(self, ask_for: Any, channel: Any, name: str) -> bool:
         self.did.append("look")
@@ -440,7 +441,7 @@ def test_where_messages_wait_for_a_delivery_time_each_takes_the_outbox_without_a
         assert due // 1_000_000 <= broker.sent[-1].message.headers[X_DELIVERY_TIME] <= due // 1_000_000 + 10_000
         assert broker.sent[-1].exchange == by.cascade.outbox_ingest
     assert broker.did == ["look", "lead safely"], "once one has come back"
-    assert by.writer.cascade.by_time, "or a missing stream would come with levels"
+    assert by.cascade.by_time, "or a missing stream would come with levels"
     # What the process has found out is asked for each message, and without a proof messages pass levels.
     assert publish(by, broker, 10) == "@.10s.+q"
     assert X_DELIVERY_TIME not in broker.sent[-1].message.headers

@@ -14,10 +14,9 @@ from amqp.exceptions import RecoverableConnectionError
 
 from celery_rabbit_delay import Options, StreamUnavailable
 from celery_rabbit_delay.amqp import stream_consumer
-from celery_rabbit_delay.amqp.confirms import ConfirmedChannel
 from celery_rabbit_delay.amqp.follower import Extent, Follower
 from celery_rabbit_delay.amqp.stream_consumer import StreamMessage
-from celery_rabbit_delay.amqp.stream_writer import StreamWriter, paused_of
+from celery_rabbit_delay.amqp.stream_writer import StreamWriter
 from celery_rabbit_delay.core import streams
 from celery_rabbit_delay.core.topology import Stream
 
@@ -174,17 +173,17 @@ def test_a_stream_that_is_only_just_coming_up_is_tried_again_soon_and_a_broken_o
 ) -> None:
     monkeypatch.setattr(time, "monotonic", lambda: 0.0)
     options = Options()
-    client = Client()
-    connection: Any = SimpleNamespace(client=client)
-    journal = StreamWriter(connection, ConfirmedChannel(connection), options.cascade, options)
+    publisher: Any = SimpleNamespace(channel=None, options=options, cascade=options.cascade)
+    paused: dict[str, float] = {}
+    journal = StreamWriter(publisher, paused)
     stream = streams.journal_for(options.cascade, 60)
     attempts = []
     for _ in range(3):
         journal.pause(stream, StreamUnavailable("it has no leader"))
-        attempts.append(paused_of[client][stream.name])
+        attempts.append(paused[stream.name])
     assert attempts == [1, 60, 60]
     assert len(caplog.records) == 1
     monkeypatch.setattr(time, "monotonic", lambda: 1000.0)
     journal.pause(stream, StreamUnavailable("it has no leader"))
-    assert paused_of[client][stream.name] == 1001, "it has worked meanwhile, or nobody has tried"
+    assert paused[stream.name] == 1001, "it has worked meanwhile, or nobody has tried"
     assert len(caplog.records) == 2
