@@ -9,9 +9,8 @@ Pure: may know AMQP's routing keys, must not know a broker, a clock or Celery.
     @.#.^0         out of level 0
 
 A message has this key from ingest to the end of its last level. Each exchange on the way is a topic exchange, which
-compares the key with the patterns of its bindings; of those of one level exactly one matches, or none: then those of the
-next level are tried. The sentinel `@` keeps a
-user's key from matching a level.
+compares the key with the patterns of its bindings; of those of one level exactly one matches, or none: then those of
+the next level are tried. The sentinel `@` keeps a user's key from matching a level.
 
 RabbitMQ checks the user's permission on the key of each message that is published to a topic exchange, and caches
 twelve results (rabbit_channel, check_topic_authorisation): with RabbitMQ 4.3 that costs as much as a hop. It checks

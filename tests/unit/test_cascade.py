@@ -16,6 +16,7 @@ from celery_rabbit_delay import Options
 from celery_rabbit_delay.core.destination import Destination
 from celery_rabbit_delay.core.levels import fewest_set_bits
 from celery_rabbit_delay.core.options import TEN_YEARS
+from celery_rabbit_delay.core.streams import all_streams
 from celery_rabbit_delay.core.topology import Binding, Cascade, Exchange, Queue, Topology
 from tests.kit.broker_model import BrokerModel
 
@@ -157,7 +158,9 @@ def test_any_delay_of_the_default_options_arrives_once_within_its_slack(defaults
 
 def test_a_node_that_starts_restores_few_bindings() -> None:
     options, queues = Options(), [Destination("", f"q{number}") for number in range(5)]
-    topology = Topology.of([options.cascade], queues, options.wanted_streams, options.combined_in(options.cascade))
+    topology = Topology.of(
+        [options.cascade], queues, all_streams(options.cascade), options.combined_in(options.cascade)
+    )
     assert len(topology.bindings) <= 280
 
 
