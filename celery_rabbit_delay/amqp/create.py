@@ -5,10 +5,12 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 from amqp.exceptions import NotFound
 
+from ..core.errors import CascadeMissing
 from ..core.options import Options
 from ..core.topology import Cascade
 from . import declare, delivery_time
@@ -43,9 +45,14 @@ def choose(channel: ConfirmedChannel, options: Options, cascade: Cascade) -> tup
 
 def _find_out(channel: ConfirmedChannel, by_time: Cascade) -> BrokerClock:
     try:
+        if declare.exchange_exists(channel.get_channel(), by_time.marker):
+            with suppress(CascadeMissing):  # some of its parts may be gone
+                clock = delivery_time.ask(channel, by_time, is_proved=True)
+                if clock.ahead is not None:
+                    return clock
         create_parts(channel, by_time)
-        clock = delivery_time.ask(channel, by_time)
-        if clock.ahead is not None and not declare.exchange_exists(channel.get_channel(), by_time.marker):
+        clock = delivery_time.ask(channel, by_time, is_proved=False)
+        if clock.ahead is not None:
             create_marker(channel, by_time)
         return clock
     except ANSWERS as exc:

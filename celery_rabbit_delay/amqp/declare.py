@@ -25,7 +25,6 @@ from ..core.errors import (
 )
 from ..core.levels import MOST_COMBINED
 from ..core.topology import LAYOUT, Binding, Cascade, Exchange, Queue
-from .confirms import ConfirmedChannel
 
 #: Seconds after which RabbitMQ reports a quorum queue as empty if its leader has not answered (rabbit_quorum_queue,
 #: `stat`). To trust that answer would mean to delete a queue that holds messages.
@@ -109,28 +108,16 @@ def exists(ask_for: Callable[[Channel, str], Any], channel: Channel, name: str) 
     return True
 
 
-def lead_to(channel: ConfirmedChannel, cascade: Cascade, destination: Destination) -> None:
-    """Bind the outbox of a destination without a delay, and create it if it is missing.
+def lead_to(channel: Channel, cascade: Cascade, destination: Destination, safely: bool = False) -> None:
+    """Create the outbox of a destination without a delay, if it is missing, and bind it, `safely` once it is saved.
 
     Raises as `translate_errors`.
     """
-    try:
-        bind_outboxes(channel.get_channel(), cascade, destination, (0,))
-    except CascadeMissing as exc:
-        if cascade.outbox_prefix not in str(exc):
-            raise
-        declare_outboxes(channel.get_channel(), cascade, destination, (0,))
-        bind_outboxes(channel.get_channel(), cascade, destination, (0,))
-
-
-def lead_safely_to(channel: ConfirmedChannel, cascade: Cascade, destination: Destination) -> None:
-    """Create the outbox of a destination without a delay, if it is missing, and bind it once it is saved.
-
-    Raises as `translate_errors`.
-    """
-    declare_outboxes(channel.get_channel(), cascade, destination, (0,))
-    save(channel.get_channel(), cascade)
-    bind_outboxes(channel.get_channel(), cascade, destination, (0,))
+    with translate_errors(cascade):
+        declare_queue(channel, cascade.outbox(destination), nowait=True)
+        if safely:
+            save(channel, cascade)
+        bind_outboxes(channel, cascade, destination, (0,))
 
 
 def declare_outboxes(channel: Channel, cascade: Cascade, destination: Destination, outboxes: Sequence[int]) -> None:

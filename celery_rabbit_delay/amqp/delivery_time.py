@@ -22,16 +22,15 @@ from .limited import LimitedConnection
 #: Nanoseconds.
 _MS = 1_000_000
 
-#: Milliseconds: what a message has to wait where messages wait at all, and after which a "no" is asked again; and those
-#: by which the broker's clock may be ahead, of which the first that suffices counts. Otherwise messages pass levels,
-#: which depend on no clock.
-_LONG, MARGINS = 60_000, (10, 40, 160, 640)
+#: Milliseconds by which the broker's clock may be ahead, of which the first that suffices counts, and behind. Otherwise
+#: messages pass levels, which depend on no clock.
+MARGINS, BEHIND = (10, 40, 160, 640), 2_000
 
-#: Seconds to wait for a message that is due, and so the most that the clock of the broker may be behind.
+#: Seconds to wait for messages that are due.
 _PATIENCE = 2
 
-#: Nanoseconds after which the clock is asked for again: two that run freely differ by some milliseconds then.
-_VALID = 600 * 1_000_000_000
+#: Nanoseconds after which a "no" is asked again, and the clock: two that run freely differ by some milliseconds then.
+_AGAIN, _VALID = 60 * 1_000_000_000, 600 * 1_000_000_000
 
 #: Nanoseconds that may pass between two looks at clocks of the same host, and by which one may have been adjusted.
 _STEP = 5 * _MS
@@ -55,7 +54,7 @@ class BrokerClock(NamedTuple):
     @property
     def is_old(self) -> bool:
         """Whether to ask again: some time has passed, or this host was suspended, or its clock set."""
-        valid = _LONG * _MS if self.ahead is None else _VALID
+        valid = _AGAIN if self.ahead is None else _VALID
         return time.monotonic_ns() - self.asked > valid or abs(_wall() - self.wall) > _STEP
 
 
@@ -63,37 +62,34 @@ class BrokerClock(NamedTuple):
 known: dict[tuple[str, str, str], BrokerClock] = {}
 
 
-def ask(channel: ConfirmedChannel, cascade: Cascade) -> BrokerClock:
+def ask(channel: ConfirmedChannel, cascade: Cascade, is_proved: bool) -> BrokerClock:
     """Return the broker's clock, and so whether messages may wait by it.
 
     Sends messages with delivery times, and one without, which overtakes those that the queue holds: the broker's clock
-    had not reached the time of one that comes after it. Many may ask at once, each through a queue of its own. Raises
-    `CascadeMissing`, `NotPermitted`, and what else the broker answers.
+    had not reached the time of one that comes after it. Unless it `is_proved` that such a one comes, waits for it.
+    Many may ask at once, each through a queue of its own. Raises `CascadeMissing`, `NotPermitted`, and what else the
+    broker answers.
     """
-    asking = channel.get_channel()
+    asking, reply = channel.get_channel(), f"{cascade.probe}.{uuid.uuid4().hex}"
     connection: LimitedConnection = asking.connection
     arrived: list[int] = []
     with declare.translate_errors(cascade):
-        reply = asking.queue_declare(f"{cascade.probe}.{uuid.uuid4().hex}", exclusive=True, auto_delete=True).queue
-        declare.bind(asking, Binding(cascade.probe, reply, "queue", reply))
-    tag = asking.basic_consume(reply, no_ack=True, callback=lambda message: arrived.append(int(message.body)))
+        asking.queue_declare(reply, exclusive=True, auto_delete=True, nowait=True)
+        declare.bind(asking, Binding(cascade.probe, reply, "queue", reply), nowait=True)
+        tag = asking.basic_consume(reply, no_ack=True, callback=lambda message: arrived.append(int(message.body)))
     clock = unknown()
     now = (clock.asked + clock.wall) // _MS
-
-    def message(delay: int) -> Message:
+    for delay in (*MARGINS, -BEHIND, 0):
         headers = {"CC": [reply], **({X_DELIVERY_TIME: now + delay} if delay else {})}
-        return Message(str(delay), delivery_mode=2, application_headers=headers)
-
-    def comes(delay: int) -> bool:
-        return connection.wait_until(lambda: delay in arrived, _PATIENCE)
-
-    for delay in (_LONG, *MARGINS, 0):
-        channel.send(Outgoing(message(delay), cascade.outbox_ingest, PROBE))
-    if comes(0):
-        held = set(MARGINS).difference(arrived[: arrived.index(0)])
-        if held and comes(margin := min(held)) and _LONG not in arrived:
-            clock = clock._replace(ahead=(now + margin) * _MS - clock.asked)
-    asking.basic_cancel(tag)  # and RabbitMQ deletes the queue
+        probe = Message(str(delay), delivery_mode=2, application_headers=headers)
+        channel.send(Outgoing(probe, cascade.outbox_ingest, PROBE))
+    if connection.wait_until(lambda: 0 in arrived, _PATIENCE):
+        passed = arrived[: arrived.index(0)]
+        held = min(set(MARGINS).difference(passed), default=None)
+        is_due = held and (is_proved or connection.wait_until(lambda: held in arrived, _PATIENCE))
+        if held and is_due and -BEHIND in passed:
+            clock = clock._replace(ahead=(now + held) * _MS - clock.asked)
+    asking.basic_cancel(tag, nowait=True)  # and RabbitMQ deletes the queue
     return clock
 
 

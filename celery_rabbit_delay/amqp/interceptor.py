@@ -6,7 +6,7 @@ The field's word is from Kafka's clients, whose interceptors see each record as 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from amqp import Message
 
@@ -15,9 +15,6 @@ from ..core.parts import Stream
 from ..core.plan import Plan, Ticket
 from ..core.topology import Cascade
 from .confirms import ConfirmedChannel
-
-if TYPE_CHECKING:
-    from .publisher import DelayedPublisher
 
 
 class Interceptor:
@@ -33,10 +30,10 @@ class Interceptor:
         """
         return None
 
-    def stored(self, publisher: DelayedPublisher, sent: Sequence[tuple[Plan, Message]]) -> None:
+    def stored(self, publisher: Any, sent: Sequence[tuple[Plan, Message]]) -> None:
         """Take note of messages with tickets, as they were sent, once the broker has stored them: one, or a batch.
 
-        Called in a turn of the publisher, whose channel it may use. Raises nothing, for the messages are stored.
+        Called in a turn of the publisher, a `DelayedPublisher`, whose channel it may use. Raises nothing.
         """
 
     def drops(self, message: Any, state: State | None) -> bool:

@@ -27,7 +27,7 @@ from .destinations import bindings_of
 from .exclusive_reader import wait_for_return
 
 if TYPE_CHECKING:
-    from .connection import Connection
+    from .transport import UserConnection
 
 #: Headers in which a quorum queue counts its deliveries of a message.
 _COUNTS = ("x-delivery-count", "x-acquired-count")
@@ -106,7 +106,7 @@ ANYWHERE = Allowed(None)
 
 
 def replay(
-    connection: Connection,
+    connection: UserConnection,
     cascade: Cascade,
     allowed: Allowed,
     limit: int | None = None,

@@ -86,10 +86,9 @@ class Routes:
         combined = self._options.combined_in(self._cascade)
         if self._options.declare == "passive":
             return declare.require_route(channel.get_channel(), self._cascade, destination, combined)
-        if not self._cascade.by_time:
-            declare.lead_to(channel, self._cascade, destination)
-        elif self._missing.pop((destination, 0), None):  # it has returned a message
-            declare.lead_safely_to(channel, self._cascade, destination)
+        has_returned = self._missing.pop((destination, 0), None) is not None
+        if has_returned or not self._cascade.by_time:
+            declare.lead_to(channel.get_channel(), self._cascade, destination, self._cascade.by_time)
         if combined:
             self._missing[destination, 0] = _Missing(combined)
         return ()

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import time
 from collections.abc import Callable
 from datetime import datetime, timezone
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 from amqp.exceptions import InternalError, PreconditionFailed, RecoverableConnectionError
@@ -25,10 +26,10 @@ from ..core.options import DRIVER_TYPE, OPTIONS, Options
 from ..core.plan import Now
 from . import batch
 from .connecting import PerClient
-from .connection import Connection
 from .interceptor import Interceptor
-from .limited import CLOSING
+from .limited import CLOSING, LimitedConnection
 from .schemes import tls_of
+from .sender import Sender
 
 logger = logging.getLogger(__name__)
 
@@ -82,21 +83,12 @@ class Channel(pyamqp.Channel):  # type: ignore[misc]
         connection = self.connection
         if connection is None:  # what py-amqp raises for a message without a delay
             raise RecoverableConnectionError("basic_publish: connection closed")
-        options, now = connection.delay_options, Now(datetime.now(timezone.utc), time.monotonic_ns())
+        options, bound, get_ticket = connection.delay_options, connection.bound, connection.interceptor.ticket
+        now = Now(datetime.now(timezone.utc), time.monotonic_ns())
         delay = headers_.delay_of(msg.headers, now.utc)
         if delay <= 0:
             return publish(msg, exchange, routing_key, *args, **kwargs)
-        planned = plan.of_new(
-            msg,
-            msg.headers,
-            exchange,
-            routing_key,
-            delay,
-            now,
-            options,
-            connection.bound,
-            connection.interceptor.ticket,
-        )
+        planned = plan.of_new(msg, msg.headers, exchange, routing_key, delay, now, options, bound, get_ticket)
         if collected_by := batch.current():
             collected_by.add(connection.sender, planned)
         else:
@@ -235,12 +227,55 @@ class Channel(pyamqp.Channel):  # type: ignore[misc]
         return bound
 
 
-class DelayConnection(Connection):
+class UserConnection(LimitedConnection):
+    """An `amqp.Connection` that has others: one to send what it delays, and those of its interceptor."""
+
     Channel = Channel
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        #: Exchanges and routing keys that lasting queues were bound with on this connection.
+        self.bound: set[tuple[str, str]] = set()
+        self._senders: dict[int, Sender] = {}  # by the id of their process
+        #: Whether the consumer sends back what comes before it is due; see `HandingOn`.
+        self.hands_on = False
+        #: Makes an event loop read what came with an answer: its data may show nowhere that there is more to read.
+        self.read_soon: Callable[[], object] = lambda: None
+
+    @property
+    def sender(self) -> Sender:
+        """What sends the messages that are delayed; a forked process has its own."""
+        process = os.getpid()
+        found = self._senders.get(process)
+        if found is None:
+            if self.client is None:
+                raise RecoverableConnectionError("the connection is closed")
+            found = self._senders.setdefault(process, Sender(self))
+        return found
+
+    @cached_property
+    def interceptor(self) -> Interceptor:
+        interceptor: Interceptor = self.client.transport.intercept(self.client)
+        return interceptor
+
+    def close(self, *args: Any, **kwargs: Any) -> None:
+        if collected_by := batch.current():  # without a pool, Celery closes after each task
+            collected_by.settle()
+        if sender := self._senders.get(os.getpid()):
+            sender.settle()
+        super().close(*args, **kwargs)
+
+    def collect(self) -> None:
+        senders, interceptor = list(self._senders.values()), self.__dict__.pop("interceptor", None)
+        self._senders = {}
+        for one in (*senders, interceptor):
+            if one is not None:
+                one.close()
+        super().collect()
 
 
 class Transport(pyamqp.Transport):  # type: ignore[misc]
-    Connection = DelayConnection
+    Connection = UserConnection
 
     driver_type = DRIVER_TYPE
 
@@ -257,7 +292,7 @@ class Transport(pyamqp.Transport):  # type: ignore[misc]
         """Return what an add-on does to the delayed messages of a `kombu.Connection`: nothing."""
         return Interceptor()
 
-    def qos_semantics_matches_spec(self, connection: DelayConnection) -> bool:
+    def qos_semantics_matches_spec(self, connection: UserConnection) -> bool:
         """Return whether `basic.qos` must be sent per consumer: RabbitMQ 4.3 and quorum queues support only this."""
         return bool(
             super().qos_semantics_matches_spec(connection)
@@ -265,7 +300,7 @@ class Transport(pyamqp.Transport):  # type: ignore[misc]
             or uses_quorum_queues[self.client]()
         )
 
-    def register_with_event_loop(self, connection: DelayConnection, loop: Any) -> None:
+    def register_with_event_loop(self, connection: UserConnection, loop: Any) -> None:
         super().register_with_event_loop(connection, loop)
         # Celery's event loop does this only for the driver type "amqp": it reads the data that arrived together with
         # the answer to basic.consume, because a TLS socket is not reported as readable for data that it has buffered.
@@ -284,7 +319,7 @@ def _without_plug_in(exchange: str, arguments: Any) -> tuple[str, dict[str, Any]
     return others.pop(PLUG_IN_ARGUMENT), others
 
 
-def _drain_once(connection: DelayConnection) -> None:
+def _drain_once(connection: UserConnection) -> None:
     if connection.connected:  # a closed loop still runs its pending calls
         with contextlib.suppress(TimeoutError):
             connection.drain_events(timeout=0.1)

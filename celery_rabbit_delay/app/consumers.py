@@ -13,9 +13,8 @@ from amqp.exceptions import NotAllowed
 
 from .. import upstream
 from ..amqp.confirms import NotStored
-from ..amqp.connection import Connection
 from ..amqp.destinations import destinations_of
-from ..amqp.transport import Channel, DeliveredMessage
+from ..amqp.transport import Channel, DeliveredMessage, UserConnection
 from ..core.errors import DestinationNotFound, NotPermitted
 from .handing_on import HandingOn
 
@@ -98,7 +97,7 @@ class DelayedConsumer(kombu.Consumer):  # type: ignore[misc]
     def _ensure_routes(self, queues: Iterable[kombu.Queue]) -> None:
         if not self.is_ours:
             return
-        connection: Connection = self.channel.connection
+        connection: UserConnection = self.channel.connection
         if connection.delay_options.declare == "passive":
             return
         refused: dict[str, Exception] = {}

@@ -19,8 +19,7 @@ from kombu.common import Broadcast
 
 from .. import upstream
 from ..amqp.confirms import NotStored
-from ..amqp.connection import Connection
-from ..amqp.transport import DeliveredMessage
+from ..amqp.transport import DeliveredMessage, UserConnection
 from ..core import plan
 from ..core.due import eta_in_utc
 from ..core.errors import DelayError, InvalidDelay, InvalidDestination, MessageRefused
@@ -93,7 +92,7 @@ class HandingOn:
 
     def _publish(self, message: DeliveredMessage, queue: str, due: datetime, early: State | None) -> bool:
         """Send a copy of a task to the queue that it came from; return whether it is stored."""
-        connection: Connection = self._consumer.channel.connection
+        connection: UserConnection = self._consumer.channel.connection
         received = Delivery(message.delivery_info["exchange"], message.delivery_info["routing_key"], message.headers)
         now = Now(datetime.now(timezone.utc), time.monotonic_ns())
         try:

@@ -4,12 +4,13 @@ Pure: may know AMQP's routing keys, must not know a broker, a clock or Celery.
 
     @.^9.^4.^0     the key of a message: 2^9 + 2^4 + 2^0 ticks
     @.^9.#         from the exchange behind ingest into level 9
+    @.#.^8.#       from level 9 to level 8, the next one
     @.#.^9.^4.#    from level 9 to level 4
     @.#.^0         out of level 0
 
 A message has this key from ingest to the end of its last level. Each exchange on the way is a topic exchange, which
-compares the key with the patterns of its bindings; of those of one level exactly one matches. The sentinel `@` keeps a
-user's key from matching a level.
+compares the key with the patterns of its bindings; of those of one level exactly one matches, or none: then those of
+the next level are tried. The sentinel `@` keeps a user's key from matching a level.
 
 RabbitMQ checks the user's permission on the key of each message that is published to a topic exchange, and caches
 twelve results (rabbit_channel, check_topic_authorisation): with RabbitMQ 4.3 that costs as much as a hop. It checks
@@ -44,8 +45,12 @@ def entry_pattern(level: Level) -> str:
 
 
 def next_pattern(level: Level, lower: Level) -> str:
-    """Return the binding key from `level` to the queue of `lower`."""
-    return f"{SENTINEL}.#.{level.word}.{lower.word}.#"
+    """Return the binding key from `level` to the queue of `lower`.
+
+    From the next level, whatever the message has passed before: also for one that a higher level has no binding for.
+    """
+    is_next = level.ticks == 2 * lower.ticks
+    return f"{SENTINEL}.#.{lower.word}.#" if is_next else f"{SENTINEL}.#.{level.word}.{lower.word}.#"
 
 
 def exit_pattern(level: Level) -> str:

@@ -33,6 +33,10 @@ _QUORUM: dict[str, str | int] = {"x-queue-type": "quorum"}
 #: `x-delayed-retry-type`, even "disabled", is overruled. Earlier releases ignore these arguments.
 _KEPT: dict[str, str | int] = {"x-delivery-limit": 1_000_000_000, "x-delayed-retry-max": 1}
 
+#: How many lower levels a level is bound to. A message for one further down is tried by the levels in between, which
+#: costs as much for each of them. With random bits that is one in 2^6, and to bind all would be 231 bindings more.
+NEAR = 6
+
 #: The key of the messages that find out whether quorum queues hold messages until a delivery time.
 PROBE = f"{routing_key.SENTINEL}.probe"
 
@@ -79,11 +83,12 @@ class Cascade(Names):
         yield Exchange(self.ingest, "fanout")
         yield Exchange(self.behind_ingest, "topic")
         yield Exchange(self.outbox_ingest)
-        way_out: dict[str, str] = {"alternate-exchange": self.lost}
-        for level in self.levels:
-            yield Exchange(level.done, "topic", way_out)  # a forged key may lead to no other level
+        below = self.lost
+        for level in self.levels:  # even a forged key leads to lower levels alone
+            yield Exchange(level.done, "topic", {"alternate-exchange": below})
+            below = level.done
         yield Exchange(self.lost, "fanout")
-        yield Exchange(self.done, arguments=way_out)
+        yield Exchange(self.done, arguments={"alternate-exchange": self.lost})
         yield Exchange(self.streams_root, "fanout")
         yield Exchange(self.root, "fanout")
         if self.by_time:
@@ -117,7 +122,7 @@ class Cascade(Names):
         yield Binding(self.ingest, self.behind_ingest, "exchange", "")
         for index, level in enumerate(self.levels):
             yield Binding(self.behind_ingest, level.queue, "queue", routing_key.entry_pattern(level))
-            for lower in self.levels[:index]:
+            for lower in self.levels[max(0, index - NEAR) : index]:
                 yield Binding(level.done, lower.queue, "queue", routing_key.next_pattern(level, lower))
             yield Binding(level.done, self.done, "exchange", routing_key.exit_pattern(level))
         yield Binding(self.done, self.short_lived_outbox, "queue", SHORT_LIVED)

@@ -221,7 +221,7 @@ def probe(connection: kombu.Connection, cascade: Cascade, seconds: float = 2, pa
     levels = [level for level in cascade.levels if level.ttl <= seconds * 1000]
     routes: list[tuple[Level, ...]] = [(level,) for level in levels]
     routes += [(second, first) for first, second in combinations(levels, 2)]
-    if cascade.by_time and delivery_time.ask(confirmed, cascade).ahead is None:
+    if cascade.by_time and delivery_time.ask(confirmed, cascade, is_proved=False).ahead is None:
         yield "RabbitMQ does not hold messages, or its clock is too far from that of this host: they pass levels"
     arrived: dict[int, float] = {}
     channel.basic_consume(

@@ -31,7 +31,6 @@ from celery_rabbit_delay import (
 from celery_rabbit_delay.amqp import reschedule
 from celery_rabbit_delay.amqp import reschedule as reschedule_
 from celery_rabbit_delay.amqp import schedule as schedule_
-from celery_rabbit_delay.amqp.schedule import waiting
 from celery_rabbit_delay.cli.groups import standalone
 from celery_rabbit_delay.core import journal, streams
 from celery_rabbit_delay.core.headers import HEADER
@@ -701,23 +700,3 @@ def test_a_message_that_rabbitmq_refuses_is_not_listed(vhost: Vhost) -> None:
         publish(connection, 0.1, correlation_id="sent as usual")
         assert len(take(connection, "q", 1)) == 1
         wait_until(lambda: ids(vhost) == ["stays"], "the record of the refused one is void")
-
-
-def test_a_task_that_was_published_twice_is_listed_and_moved_as_one(vhost: Vhost, make_app: MakeApp) -> None:
-    app = make_app(options=RECORDED)
-    vhost.declare("celery")
-    stamps = {"stamped_headers": ["customer"], "stamps": {"customer": ["7"]}}
-    eta = _in(60)
-    for _ in range(2):
-        app.send_task("t", task_id="a", eta=eta, headers=stamps)
-        time.sleep(0.005)  # each says in milliseconds when it was sent
-    assert ids(vhost) == ["a"]
-    moved = run(vhost.url("amqp"), "reschedule", "--all", "--yes", "--any-queue", "--countdown", "30")
-    assert moved.out.startswith("1 due ")
-    assert ids(vhost) == ["a"]
-    with vhost.connection() as connection:
-        assert len(list(waiting(connection))) == 1
-
-
-def _in(seconds: float) -> datetime:
-    return datetime.now(timezone.utc) + timedelta(seconds=seconds)

@@ -16,6 +16,7 @@ from celery_rabbit_delay import Options
 from celery_rabbit_delay.core.destination import Destination
 from celery_rabbit_delay.core.levels import fewest_set_bits
 from celery_rabbit_delay.core.options import TEN_YEARS
+from celery_rabbit_delay.core.streams import all_streams
 from celery_rabbit_delay.core.topology import Binding, Cascade, Exchange, Queue, Topology
 from tests.kit.broker_model import BrokerModel
 
@@ -153,6 +154,27 @@ LONGEST = int(Options().max_delay)
 def test_any_delay_of_the_default_options_arrives_once_within_its_slack(defaults: Process, delay: int) -> None:
     assert defaults.options == Options()
     defaults.send(delay)
+
+
+def test_a_node_that_starts_restores_few_bindings() -> None:
+    options, queues = Options(), [Destination("", f"q{number}") for number in range(5)]
+    topology = Topology.of(
+        [options.cascade], queues, all_streams(options.cascade), options.combined_in(options.cascade)
+    )
+    assert len(topology.bindings) <= 280
+
+
+@given(st.sets(st.integers(0, 27), min_size=1))
+def test_a_message_passes_its_levels_however_far_apart_they_are(powers: set[int]) -> None:
+    cascade = Options().cascade
+    model = model_with_queues("shop", cascade=cascade)
+    bind(model, SHOP, cascade)
+    ticks = sum(1 << power for power in powers)
+    exchange, keys = cascade.entry(cascade.route(ticks, 0), SHOP)
+    arrived, visited = model.publish(exchange, *keys)
+    assert arrived == [(cascade.milliseconds(ticks), "shop")]
+    levels = [cascade.levels[power].queue for power in sorted(powers, reverse=True)]
+    assert visited == [*levels, cascade.outbox_name(SHOP)]
 
 
 seconds = st.integers(1, 200).map(lambda n: n / 10)

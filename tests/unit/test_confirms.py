@@ -19,7 +19,7 @@ from celery_rabbit_delay import NotRouted, Options, StreamUnavailable
 from celery_rabbit_delay.amqp import follower, limited, stream_consumer
 from celery_rabbit_delay.amqp.confirms import Confirm, ConfirmedChannel, NotStored, Outgoing
 from celery_rabbit_delay.amqp.follower import Extent, Follower
-from celery_rabbit_delay.amqp.transport import DelayConnection
+from celery_rabbit_delay.amqp.transport import UserConnection
 from celery_rabbit_delay.core.topology import Stream
 
 Frame = tuple[int, int, bytes]
@@ -87,7 +87,7 @@ def broker(monkeypatch: pytest.MonkeyPatch) -> Broker:
 
 @pytest.fixture
 def connection(broker: Broker) -> Any:
-    connection: Any = DelayConnection()
+    connection: Any = UserConnection()
     connection._transport = broker
     connection._frame_writer = connection.frame_writer_cls(connection, broker)
     connection._on_inbound_frame = connection.frame_handler_cls(connection, connection.on_inbound_method)

@@ -81,42 +81,43 @@ class Broker:
     def connection(self) -> Any:
         return self
 
-    def queue_declare(self, name: str, exclusive: bool, auto_delete: bool) -> Any:
-        self.asked += 1
-        if self.refusal:
-            raise self.refusal
+    def queue_declare(self, name: str, exclusive: bool, auto_delete: bool, nowait: bool) -> None:
         assert exclusive
         assert auto_delete, "it ends with its consumer"
         self.reply = name
-        return SimpleNamespace(queue=name)
 
     def queue_bind(self, queue: str, exchange: str, key: str, nowait: bool) -> None:
-        assert (queue, exchange, key, nowait) == (self.reply, BY_TIME.probe, self.reply, False)
+        assert (queue, exchange, key, nowait) == (self.reply, BY_TIME.probe, self.reply, True)
 
     def basic_consume(self, queue: str, no_ack: bool, callback: Any) -> str:
         assert (queue, no_ack) == (self.reply, True)
+        self.asked += 1
+        if self.refusal:
+            raise self.refusal
         self.callback = callback
         return "tag"
 
-    def basic_cancel(self, tag: str) -> None:
+    def basic_cancel(self, tag: str, nowait: bool) -> None:
         assert tag == "tag"
         self.callback, self.queue = None, []
 
 
-def ask(broker: Any, monkeypatch: pytest.MonkeyPatch) -> BrokerClock:
+def ask(broker: Any, monkeypatch: pytest.MonkeyPatch, is_proved: bool = False) -> BrokerClock:
     with monkeypatch.context() as patched:
         patched.setattr(delivery_time, "time", broker.time)
-        return delivery_time.ask(broker, BY_TIME)
+        return delivery_time.ask(broker, BY_TIME, is_proved)
 
 
 pauses = st.lists(st.integers(0, 300 * MS) | st.integers(0, 5 * MS), min_size=40, max_size=40)
 
 
-@given(st.booleans(), st.integers(-40_000 * MS, 40_000 * MS) | st.integers(-500 * MS, 500 * MS), pauses)
-def test_what_is_found_out_is_true_however_long_anything_takes(holds: bool, ahead: int, pauses: list[int]) -> None:
+@given(st.booleans(), st.booleans(), st.integers(-40_000 * MS, 40_000 * MS) | st.integers(-500 * MS, 500 * MS), pauses)
+def test_what_is_found_out_is_true_however_long_anything_takes(
+    holds: bool, is_proved: bool, ahead: int, pauses: list[int]
+) -> None:
     broker = Broker(holds, ahead, itertools.cycle(pauses))
     with pytest.MonkeyPatch.context() as monkeypatch:
-        clock = ask(broker, monkeypatch)
+        clock = ask(broker, monkeypatch, is_proved)
     if clock.ahead is None:
         return
     assert holds, "a broker that does not hold messages is never believed to"
@@ -179,7 +180,14 @@ def test_the_marker_is_created_once_and_only_when_the_broker_was_seen_to_hold_me
     assert chosen.created[1:] == [BY_TIME.root, BY_TIME.marker]
     delivery_time.known.clear()
     assert chosen(Broker())[0] == BY_TIME
-    assert chosen.created[3:] == [BY_TIME.root], "another process repairs what may be missing"
+    assert not chosen.created[3:]
+
+
+def test_a_process_that_finds_the_marker_repairs_what_is_missing_besides(chosen: Chosen) -> None:
+    chosen.has_marker, broker = True, Broker()
+    broker.refusal = NotFound(f"no exchange '{BY_TIME.probe}'")
+    assert chosen(broker) == (CASCADE, None)
+    assert (chosen.created, broker.asked) == ([BY_TIME.root], 2)
 
 
 def test_a_no_is_asked_again_after_a_minute_and_a_yes_is_believed(chosen: Chosen) -> None:
@@ -222,8 +230,8 @@ def test_what_another_thread_has_found_out_meanwhile_counts(chosen: Chosen, monk
     slow = Broker(ahead=700 * MS)
     cancel = slow.basic_cancel
 
-    def cancelled(tag: str) -> None:
-        cancel(tag)
+    def cancelled(tag: str, nowait: bool) -> None:
+        cancel(tag, nowait)
         assert chosen(Broker())[0] == BY_TIME
 
     monkeypatch.setattr(slow, "basic_cancel", cancelled)

@@ -31,7 +31,7 @@ def test_the_transport_is_imported_only_with_a_connection() -> None:
 def test_a_lock_is_that_of_green_threads_if_they_come_later() -> None:
     code = (
         "import threading, kombu, celery_rabbit_delay.amqp.transport as t; "
-        "green = type('Green', (), {}); threading.Lock = green; user = t.DelayConnection(); "
+        "green = type('Green', (), {}); threading.Lock = green; user = t.UserConnection(); "
         "user.client = kombu.Connection('rabbit-delay://'); assert green in map(type, vars(user.sender).values())"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -63,7 +63,7 @@ class Broker:
         self.client = Client()  # or what is known of it would be collected
         for name in ("exists", "require_cascade", "require_destination", "require_route"):
             monkeypatch.setattr(declare, name, getattr(self, name))
-        for name in ("lead_to", "lead_safely_to", "declare_outboxes", "bind_outboxes"):
+        for name in ("lead_to", "declare_outboxes", "bind_outboxes"):
             monkeypatch.setattr(declare, name, getattr(self, name))
         for module in (create, routes):
             monkeypatch.setattr(module, "create_cascade", self.create_cascade)
@@ -109,12 +109,8 @@ class Broker:
         self.did.append("require")
         return tuple(ticks for ticks in outboxes if (destination, ticks) in self.bound)
 
-    def lead_to(self, channel: Any, cascade: Any, destination: Destination) -> None:
-        self.did.append("lead")
-        self.bound.add((destination, 0))
-
-    def lead_safely_to(self, channel: Any, cascade: Any, destination: Destination) -> None:
-        self.did.append("lead safely")
+    def lead_to(self, channel: Any, cascade: Any, destination: Destination, safely: bool) -> None:
+        self.did.append("lead safely" if safely else "lead")
         self.bound.add((destination, 0))
 
     def declare_outboxes(self, channel: Any, cascade: Any, destination: Destination, outboxes: Any) -> None:

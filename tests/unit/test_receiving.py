@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 import pickle
 import time
 import uuid
@@ -56,22 +55,6 @@ def received(properties: Any = None, root: str = "p", number: int | None = None,
     """Return a message that has waited, with more headers."""
     ours = {"prefix": root, "exchange": "", "routing_key": "q", "due": 0, **({} if number is None else {"n": number})}
     return SimpleNamespace(headers={HEADER: ours, **headers}, properties=properties or {}, body=b"")
-
-
-def test_what_arrives_is_received_if_the_changes_cannot_be_read_and_one_warning_says_so(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    connection = connected(Client())
-
-    def catch_up(self: Any, stream: Any, *args: Any, **kwargs: Any) -> None:
-        self.until[stream.name] = math.inf
-        raise StreamUnavailable("its node is down")
-
-    monkeypatch.setattr(receiving.Following, "catch_up", catch_up)
-    messages = [received(number=number) for number in (2, 3)]
-    assert [is_dropped(connection, message) for message in messages] == [False, False]
-    told = "may still be delivered, until the next attempt to read the changes succeeds: its node is down"
-    assert [f"Messages that were moved or cancelled {told}"] == caplog.messages
 
 
 def test_a_stream_that_could_not_be_read_is_tried_again_when_a_message_comes_later(
@@ -214,21 +197,6 @@ def test_celery_forgets_what_is_restored_also_what_statedb_had(monkeypatch: pyte
         known.apply(change)
     assert set(revoked) == set()
     assert not {"w", "stays"} & revoked.cancelled.keys()
-
-
-def test_only_tasks_are_left_to_celery() -> None:
-    client = Client()
-    connection = connected(client)
-    for change in changes.cancelled(["a"]):
-        receiving.known_to[client].changes.apply(change)
-    revoked: list[str] = []
-    known = receiving.known_to[client]
-    known.on_cancelled = lambda id_: not revoked.append(id_)  # type: ignore[func-returns-value]
-    connection.following.until[f"{Options().cascade.streams_root}.changes"] = math.inf
-    for more, dropped in (({"task": "t"}, False), ({}, True)):
-        message = SimpleNamespace(headers={"id": "a", "eta": "2030-01-01", **more}, properties={}, body=b"")
-        assert is_dropped(connection, message) is dropped
-    assert revoked == ["a"]
 
 
 AHEAD = {f"another {n}": time.monotonic() + 90 * 86400 for n in range(3)}

@@ -29,6 +29,7 @@ def test_a_key_has_a_word_for_each_set_bit_highest_first() -> None:
 
 def test_the_patterns_lead_into_a_level_from_one_to_another_and_out() -> None:
     assert routing_key.entry_pattern(LEVELS[9]) == "@.^9.#"
+    assert routing_key.next_pattern(LEVELS[9], LEVELS[8]) == "@.#.^8.#"
     assert routing_key.next_pattern(LEVELS[9], LEVELS[4]) == "@.#.^9.^4.#"
     assert routing_key.exit_pattern(LEVELS[0]) == "@.#.^0"
 

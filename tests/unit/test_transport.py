@@ -12,14 +12,14 @@ import kombu
 import pytest
 
 from celery_rabbit_delay import Options, UnsupportedConfiguration
-from celery_rabbit_delay.amqp.connection import Connection
+from celery_rabbit_delay.amqp.transport import UserConnection
 
 
 def test_levels_want_a_broker_that_knows_at_least_once_dead_lettering(monkeypatch: pytest.MonkeyPatch) -> None:
     """No such old RabbitMQ is to be had here, so this is all the proof."""
 
     def delayed(version: str) -> Any:
-        user, own = Connection(), Connection()
+        user, own = UserConnection(), UserConnection()
         user.client, own.server_properties = kombu.Connection("rabbit-delay://"), {"version": version}
         own.client = user.client
         monkeypatch.setattr(kombu.Connection, "connection", own)
