@@ -12,7 +12,7 @@ import kombu
 from ..core.fates import Fate, Fates
 from ..core.unreadable import Unreadable
 from . import schedule
-from .destinations import QueueNames
+from .queue_names import QueueNames
 from .schedule import Soonest
 
 #: The number of messages that `recorded` groups.

@@ -28,8 +28,8 @@ from ..core.journal import Record
 from ..core.text import counted, escape
 from ..core.unreadable import Unreadable, reading
 from .clocks import utc_ms
-from .destinations import QueueNames
 from .follower import Follower
+from .queue_names import QueueNames
 from .sender import settle
 from .stream_writer import until_there_is_a_leader
 

@@ -14,7 +14,7 @@ from celery import Celery
 from ..amqp import reschedule as amqp_reschedule
 from ..amqp import schedule
 from ..amqp.connecting import closing, ensure_connection
-from ..amqp.destinations import QueueNames
+from ..amqp.queue_names import QueueNames
 from ..amqp.replaying import Allowed
 from ..amqp.schedule import Scheduled
 from ..core.due import due_at

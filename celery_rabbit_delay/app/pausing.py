@@ -10,7 +10,7 @@ from amqp.exceptions import ChannelError, RecoverableConnectionError
 from kombu.pidbox import Node
 
 from ..amqp.clocks import utc_ms
-from ..amqp.destinations import may_pause
+from ..amqp.queue_names import may_pause
 from ..amqp.receiving import known_to
 from .consumers import DelayedConsumer
 

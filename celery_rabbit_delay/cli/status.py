@@ -12,7 +12,7 @@ import click
 import kombu
 
 from .. import operate
-from ..amqp.destinations import QueueNames
+from ..amqp.queue_names import QueueNames
 from ..core.errors import NotPermitted, StreamUnavailable
 from ..core.text import escape, span
 from ..operate import HeldUp, Status

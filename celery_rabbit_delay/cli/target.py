@@ -19,7 +19,8 @@ from kombu.exceptions import OperationalError
 from .. import operate
 from ..amqp import connecting as connecting_
 from ..amqp import schemes as schemes_
-from ..amqp.destinations import QueueNames, destinations_of
+from ..amqp.destinations import destinations_of
+from ..amqp.queue_names import QueueNames
 from ..amqp.replaying import Allowed
 from ..app.apps import advice, queues_of
 from ..core.destination import Destination

@@ -13,7 +13,7 @@ import kombu
 
 from ..amqp import reschedule as reschedule_
 from ..amqp import schedule as schedule_
-from ..amqp.destinations import QueueNames
+from ..amqp.queue_names import QueueNames
 from ..amqp.schedule import About, Scheduled
 from ..core.due import due_at
 from ..core.errors import NotPermitted, StreamUnavailable

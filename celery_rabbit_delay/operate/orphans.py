@@ -13,8 +13,8 @@ from amqp import Message
 
 from ..amqp import declare, replaying
 from ..amqp.connecting import own_channel
-from ..amqp.destinations import QueueNames
 from ..amqp.exclusive_reader import exclusive_reader, wait_for_return
+from ..amqp.queue_names import QueueNames
 from ..core.headers import State, read_state
 from .cascades import require
 

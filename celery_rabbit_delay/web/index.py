@@ -14,7 +14,7 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 from ..amqp import schedule as schedule_
-from ..amqp.destinations import QueueNames
+from ..amqp.queue_names import QueueNames
 from ..amqp.stream_consumer import StreamMessage
 from ..core import streams
 from ..core.changes import Pause

@@ -18,8 +18,8 @@ from kombu.exceptions import OperationalError
 
 from ..amqp import connecting as connecting_
 from ..amqp.clocks import utc_ms
-from ..amqp.destinations import QueueNames
 from ..amqp.follower import Follower
+from ..amqp.queue_names import QueueNames
 from ..amqp.stream_consumer import Place, StreamMessage, StreamReplaced
 from ..core import streams
 from ..core.changes import Pause

@@ -18,8 +18,8 @@ from ..amqp import connecting as connecting_
 from ..amqp import reschedule as reschedule_
 from ..amqp import schedule as schedule_
 from ..amqp.clocks import utc_ms
-from ..amqp.destinations import QueueNames
 from ..amqp.follower import Follower
+from ..amqp.queue_names import QueueNames
 from ..amqp.replaying import Allowed
 from ..amqp.schedule import About, Scheduled
 from ..core import journal, streams

@@ -21,7 +21,7 @@ from amqp import Message
 
 from celery_rabbit_delay.amqp import reschedule as reschedule_
 from celery_rabbit_delay.amqp import schedule as schedule_
-from celery_rabbit_delay.amqp.destinations import QueueNames
+from celery_rabbit_delay.amqp.queue_names import QueueNames
 from celery_rabbit_delay.amqp.schedule import write_changes
 from celery_rabbit_delay.amqp.stream_consumer import StreamMessage
 from celery_rabbit_delay.core import changes, journal, streams

@@ -7,7 +7,8 @@ import pytest
 from kombu.common import Broadcast
 
 from celery_rabbit_delay import InvalidDestination
-from celery_rabbit_delay.amqp.destinations import QueueNames, destinations_of
+from celery_rabbit_delay.amqp.destinations import destinations_of
+from celery_rabbit_delay.amqp.queue_names import QueueNames
 from celery_rabbit_delay.core.destination import Destination
 
 ORDERS = kombu.Exchange("orders", "topic")

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from celery_rabbit_delay import operate
 from celery_rabbit_delay.amqp import connecting as connecting_
 from celery_rabbit_delay.amqp import schedule as schedule_
-from celery_rabbit_delay.amqp.destinations import QueueNames
+from celery_rabbit_delay.amqp.queue_names import QueueNames
 from celery_rabbit_delay.amqp.schedule import Scheduled, describe
 from celery_rabbit_delay.cli.groups import standalone
 from celery_rabbit_delay.core import headers

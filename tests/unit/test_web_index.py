@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from celery_rabbit_delay.amqp.destinations import QueueNames
+from celery_rabbit_delay.amqp.queue_names import QueueNames
 from celery_rabbit_delay.amqp.stream_consumer import StreamMessage
 from celery_rabbit_delay.core import changes, journal
 from celery_rabbit_delay.core.fates import Fate

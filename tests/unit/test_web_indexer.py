@@ -11,8 +11,8 @@ import pytest
 
 from celery_rabbit_delay import NotPermitted
 from celery_rabbit_delay.amqp import connecting as connecting_
-from celery_rabbit_delay.amqp.destinations import QueueNames
 from celery_rabbit_delay.amqp.follower import Extent
+from celery_rabbit_delay.amqp.queue_names import QueueNames
 from celery_rabbit_delay.amqp.stream_consumer import StreamMessage
 from celery_rabbit_delay.core.topology import Cascade, Stream
 from celery_rabbit_delay.web import indexer as indexer_

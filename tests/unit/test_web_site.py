@@ -19,7 +19,7 @@ from celery_rabbit_delay import upstream
 from celery_rabbit_delay.amqp import connecting as connecting_
 from celery_rabbit_delay.amqp import schedule as schedule_
 from celery_rabbit_delay.amqp.clocks import utc_ms
-from celery_rabbit_delay.amqp.destinations import QueueNames
+from celery_rabbit_delay.amqp.queue_names import QueueNames
 from celery_rabbit_delay.amqp.schedule import About, Found, Scheduled
 from celery_rabbit_delay.amqp.stream_consumer import StreamMessage
 from celery_rabbit_delay.cli.target import BrokerTarget
