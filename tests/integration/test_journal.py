@@ -12,8 +12,9 @@ from celery_rabbit_delay.amqp.follower import Follower
 from celery_rabbit_delay.amqp.receiving import paused_of
 from celery_rabbit_delay.amqp.sender import settle
 from celery_rabbit_delay.core import journal, streams
-from tests.kit.broker import Vhost, lead, publish, records, take
+from tests.kit.broker import Vhost, lead, publish, take
 from tests.kit.frames import routing_keys
+from tests.kit.recorded import records
 
 from .conftest import MakeApp
 

@@ -13,9 +13,10 @@ from celery_rabbit_delay.core import streams
 from celery_rabbit_delay.core.destination import Destination
 from celery_rabbit_delay.core.topology import Topology
 from tests.kit.abilities import Ability
-from tests.kit.broker import Vhost, as_another_process, publish, wait_to_learn
+from tests.kit.broker import Vhost, as_another_process, publish
 from tests.kit.commands import documented_permissions as documented
 from tests.kit.commands import make_orphans, management, run
+from tests.kit.recorded import wait_to_learn
 from tests.kit.wait import wait_until
 
 pytestmark = pytest.mark.shared_vhost

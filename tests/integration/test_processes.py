@@ -11,7 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from tests.kit.broker import DECLARED_TWICE, Vhost, publish, records, take, waiting_for_queues
+from tests.kit.broker import DECLARED_TWICE, Vhost, publish, take, waiting_for_queues
+from tests.kit.recorded import records
 
 from .conftest import MakeApp
 

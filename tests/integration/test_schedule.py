@@ -35,9 +35,10 @@ from celery_rabbit_delay.cli.groups import standalone
 from celery_rabbit_delay.core import journal, streams
 from celery_rabbit_delay.core.headers import HEADER
 from celery_rabbit_delay.core.journal import Record
-from tests.kit.broker import Vhost, lead, publish, records, take
+from tests.kit.broker import Vhost, lead, publish, take
 from tests.kit.commands import QUICKLY, management, run
 from tests.kit.frames import frames
+from tests.kit.recorded import records
 from tests.kit.wait import wait_until
 
 from .conftest import MakeApp

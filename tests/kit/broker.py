@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -17,11 +17,8 @@ import kombu
 
 from celery_rabbit_delay import Options
 from celery_rabbit_delay.amqp import declare, routes
-from celery_rabbit_delay.amqp.follower import Follower
 from celery_rabbit_delay.amqp.publisher import DelayedPublisher
-from celery_rabbit_delay.core import streams
 from celery_rabbit_delay.core.destination import Destination
-from celery_rabbit_delay.core.journal import Record, unpack_records
 from celery_rabbit_delay.core.topology import Cascade
 from tests.kit.abilities import Ability
 from tests.kit.node import Node
@@ -274,13 +271,6 @@ def take(connection: kombu.Connection, queue: str | list[str], amount: int, time
     return messages
 
 
-def records(vhost: Vhost) -> list[Record]:
-    """Return the records of messages with delays of up to ten minutes."""
-    with vhost.connection() as connection, Follower(connection) as reader:
-        messages = reader.read(streams.journal_for(vhost.cascade, 60))
-        return [record for message in messages for record in unpack_records(message.body)]
-
-
 def lead(connection: kombu.Connection, queue: str, delays: Iterable[float] = ()) -> None:
     """Lead to a queue, also through the outboxes with just some delays in seconds."""
     with publishing(connection) as publisher:
@@ -305,16 +295,6 @@ def waits_by_time(connection: kombu.Connection) -> bool:
     """Return whether the messages of a connection wait for a delivery time, in outboxes without a delay."""
     with publishing(connection) as publisher:
         return publisher.cascade.by_time
-
-
-def wait_to_learn(connection: kombu.Connection, is_known: Callable[[], bool]) -> None:
-    """Wait until something is known from the streams that a connection follows."""
-
-    def has_learned() -> bool:
-        connection.connection.interceptor.following.poll()
-        return is_known()
-
-    wait_until(has_learned, "it is learned from the stream")
 
 
 def ensure(connection: kombu.Connection, destination: Destination, *outboxes: int) -> None:
