@@ -19,10 +19,12 @@ from celery_rabbit_delay.core.topology import LAYOUT
 from evidence import meter
 from tests.kit.node import Node, find_server
 
-from . import schedule
+from . import first_task, schedule
 from .rows import ROWS
 
 RESULTS, SCHEDULE = (Path(__file__).with_name(name) for name in ("results.json", "schedule.json"))
+
+ROWS = {**ROWS, "first_task": first_task.first_task}
 
 #: Where the results of each row go.
 FILES = dict.fromkeys(ROWS, RESULTS) | dict.fromkeys(schedule.ROWS, SCHEDULE)

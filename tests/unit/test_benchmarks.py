@@ -12,6 +12,7 @@ import pytest
 from celery_rabbit_delay.core.topology import LAYOUT
 from evidence.benchmarks.__main__ import RESULTS, SCHEDULE
 from evidence.benchmarks.contenders import Contender, Native, Ours, QueuePerDelay
+from evidence.benchmarks.first_task import PLAIN
 from evidence.benchmarks.rows import HORIZONS, LATENESS, ROUTES
 from tests.kit.page import machine, said
 
@@ -83,6 +84,13 @@ def test_the_page_says_what_was_measured_besides() -> None:
     assert each("lateness_fast", US, "p99") in PAGE
     for row in ("journal_broker_cpu", "journal_client_cpu"):
         assert " / ".join(f"{one[row]['one by one']['with']['ratio']:.2f}" for one in records) in PAGE, row
+
+
+def test_the_page_says_how_long_the_first_task_takes() -> None:
+    for where in ("1 s, to a queue", "60 s, to a queue", "60 s, to a further queue", "on a fresh virtual host"):
+        ours, plain = f"{US}, {where}", f"{PLAIN}, {where.removeprefix('60 s, ').removeprefix('1 s, ')}"
+        ratio = each("first_task", ours, "ratio", "{:.2f}")
+        assert f"| {each('first_task', plain)} | {each('first_task', ours)} | {ratio} |" in PAGE, where
 
 
 def test_the_comparison_says_what_was_measured() -> None:
