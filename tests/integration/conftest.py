@@ -10,7 +10,6 @@ import pytest
 from celery import Celery
 
 from celery_rabbit_delay import install
-from celery_rabbit_delay.amqp import stream_consumer
 from tests.kit.broker import QUICK, Vhost
 
 MakeApp = Callable[..., Celery]
@@ -53,6 +52,8 @@ class Followed:
 @pytest.fixture
 def followed(monkeypatch: pytest.MonkeyPatch) -> Followed:
     """Return the channels on which streams are consumed from then on."""
+    from celery_rabbit_delay.amqp import stream_consumer  # the delay alone has none
+
     followed, consume = Followed(), stream_consumer.StreamConsumer._consume
 
     def noting(*args: Any) -> tuple[Any, str]:
