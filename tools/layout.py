@@ -15,7 +15,8 @@ from celery_rabbit_delay import upstream
 from celery_rabbit_delay.core import changes, headers, journal, streams
 from celery_rabbit_delay.core.changes import Pause
 from celery_rabbit_delay.core.destination import Destination
-from celery_rabbit_delay.core.topology import LAYOUT, Cascade, Topology
+from celery_rabbit_delay.core.names import LAYOUT
+from celery_rabbit_delay.core.topology import Cascade, Topology
 
 PATH = Path(__file__).parents[1] / "tests" / "unit" / "layout.json"
 

@@ -24,7 +24,8 @@ from ..core.errors import (
     NotPermitted,
 )
 from ..core.levels import MOST_COMBINED
-from ..core.topology import LAYOUT, Binding, Cascade, Exchange, Queue
+from ..core.names import LAYOUT
+from ..core.topology import Binding, Cascade, Exchange, Queue
 
 #: Seconds after which RabbitMQ reports a quorum queue as empty if its leader has not answered (rabbit_quorum_queue,
 #: `stat`). To trust that answer would mean to delete a queue that holds messages.

@@ -11,9 +11,8 @@ from typing import Any
 from amqp import Message
 
 from ..core.headers import State
-from ..core.parts import Stream
 from ..core.plan import Plan, Ticket
-from ..core.topology import Cascade
+from ..core.topology import Cascade, Stream
 from .confirms import ConfirmedChannel
 
 

@@ -20,9 +20,10 @@ from functools import lru_cache
 from typing import Any
 
 from .errors import InvalidOption, UnsupportedConfiguration
+from .names import LAYOUT
 from .options import YEAR, Options
 from .plan import Ticket
-from .topology import LAYOUT, Cascade, Stream
+from .topology import Cascade, Stream
 
 _DAY = 24 * 3600
 

@@ -17,7 +17,7 @@ from urllib.parse import quote, unquote, urlsplit
 from urllib.request import Request, urlopen
 
 from ..core.errors import NotPermitted, UnsupportedConfiguration
-from ..core.parts import Binding
+from ..core.topology import Binding
 
 #: The columns to fetch of each queue; all columns would be some kilobytes.
 _COLUMNS = (

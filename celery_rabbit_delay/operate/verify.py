@@ -18,8 +18,7 @@ from ..amqp.confirms import ConfirmedChannel
 from ..core.destination import Destination
 from ..core.levels import Level, Route
 from ..core.options import Options
-from ..core.parts import Binding, Exchange, Queue, Stream
-from ..core.topology import Cascade, Topology
+from ..core.topology import Binding, Cascade, Exchange, Queue, Stream, Topology
 from .cascades import cascades, existing_outboxes, outbox_named, outbox_names, with_longer_levels
 from .management import Snapshot
 

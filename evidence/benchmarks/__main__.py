@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from celery_rabbit_delay.amqp import declare
-from celery_rabbit_delay.core.topology import LAYOUT
+from celery_rabbit_delay.core.names import LAYOUT
 from evidence import meter
 from tests.kit.node import Node, find_server
 
