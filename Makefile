@@ -3,6 +3,7 @@
 # make test    these, and with a private RabbitMQ node all tests that prove a promise of the README in less than 20 s
 # make test-all   all tests: those that take longer, try more of the same, use a browser or a cluster as well
 # make coverage   all tests, and fails if the core or the package is covered too little
+# make delay-alone   the tests of the delay, in a copy without the schedule, periodic tasks, the page and their commands
 # make lint    runs ruff, the import contracts in pyproject.toml, and mypy
 # make dist-check   builds sdist and wheel, checks them, imports all of the wheel, and runs the sdist's tests of packaging
 # make matrix  the tests of the main job on every supported Python, Celery, Kombu and RabbitMQ (an hour on two CPUs)
@@ -35,7 +36,7 @@ export TMPDIR := /dev/shm
 endif
 endif
 
-.PHONY: demo unit test test-all coverage core-is-covered lint dist-check matrix upstream bench sizing battle docs linkcheck diagrams screenshot layout broker browser clean
+.PHONY: demo unit test test-all coverage core-is-covered delay-alone lint dist-check matrix upstream bench sizing battle docs linkcheck diagrams screenshot layout broker browser clean
 
 demo: $(VENV)/ready
 	$(BIN)/python -m tools.demo
@@ -65,7 +66,11 @@ coverage:
 	$(MAKE) test-all ARGS="--ignore tests/unit --cov --cov-append --cov-report term-missing --cov-fail-under 90 $(ARGS)"
 
 core-is-covered:
-	$(BIN)/coverage report --include "celery_rabbit_delay/core/*" --fail-under 100
+	$(BIN)/coverage report --include "celery_rabbit_delay/*/core/*" --fail-under 100
+
+# Without the schedule, periodic tasks, the page and their commands.
+delay-alone: $(VENV)/ready
+	$(BIN)/python -m tools.delay_alone $(call processes,3) $(ARGS)
 
 lint: $(VENV)/ready
 	$(BIN)/ruff check .

@@ -9,8 +9,8 @@ import Celery until `install` or `batch` is used.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from .amqp import schemes as _schemes  # noqa: F401  registers them
-from .core.errors import (
+from .delay.amqp import schemes as _schemes  # noqa: F401  registers them
+from .delay.core.errors import (
     CascadeConflict,
     CascadeMissing,
     DelayError,
@@ -33,13 +33,13 @@ from .core.errors import (
 )
 
 if TYPE_CHECKING:
-    from .amqp.batch import BatchFailed
-    from .amqp.schedule import Scheduled
-    from .app.api import cancel, find, pause, paused, reschedule, restore, resume, scheduled
-    from .app.batches import batch
-    from .app.install import install
     from .cli.page import page
-    from .core.options import Options
+    from .delay.amqp.batch import BatchFailed
+    from .delay.app.batches import batch
+    from .delay.core.options import Options
+    from .installation import install
+    from .schedule.amqp.tasks import Scheduled
+    from .schedule.app.api import cancel, find, pause, paused, reschedule, restore, resume, scheduled
 
     __version__: str
 
@@ -80,20 +80,20 @@ __all__ = [
 ]
 
 _WHERE = {
-    "BatchFailed": ".amqp.batch",
-    "Options": ".core.options",
-    "Scheduled": ".amqp.schedule",
-    "batch": ".app.batches",
-    "cancel": ".app.api",
-    "find": ".app.api",
-    "install": ".app.install",
+    "BatchFailed": ".delay.amqp.batch",
+    "Options": ".delay.core.options",
+    "Scheduled": ".schedule.amqp.tasks",
+    "batch": ".delay.app.batches",
+    "cancel": ".schedule.app.api",
+    "find": ".schedule.app.api",
+    "install": ".installation",
     "page": ".cli.page",
-    "pause": ".app.api",
-    "paused": ".app.api",
-    "reschedule": ".app.api",
-    "restore": ".app.api",
-    "resume": ".app.api",
-    "scheduled": ".app.api",
+    "pause": ".schedule.app.api",
+    "paused": ".schedule.app.api",
+    "reschedule": ".schedule.app.api",
+    "restore": ".schedule.app.api",
+    "resume": ".schedule.app.api",
+    "scheduled": ".schedule.app.api",
 }
 
 

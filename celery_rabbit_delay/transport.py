@@ -9,22 +9,22 @@ from typing import Any
 
 from kombu.transport import pyamqp
 
-from .amqp.interceptor import Interceptor
-from .amqp.transport import Transport as DelayTransport
+from .delay.amqp.interceptor import Interceptor
+from .delay.amqp.transport import Transport as DelayTransport
 
 
 class Transport(DelayTransport):
     def __init__(self, client: Any, **kwargs: Any) -> None:
         super().__init__(client, **kwargs)
         if self.delay_options.schedule:
-            from .core.streams import require_streams
+            from .schedule.core.streams import require_streams
 
             require_streams((client.hostname or "", *client.alt))
 
     def intercept(self, client: Any) -> Interceptor:
         if not self.delay_options.schedule:
             return super().intercept(client)
-        from .amqp.receiving import ScheduleInterceptor
+        from .schedule.interceptor import ScheduleInterceptor
 
         return ScheduleInterceptor(client)
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
-from celery_rabbit_delay.amqp import declare, delivery_time, routes
+from celery_rabbit_delay.delay.amqp import declare, delivery_time, routes
 from tests.kit.broker import Broker, Vhost
 from tests.kit.quiet import taking_turns
 from tests.kit.shared_node import shared_node

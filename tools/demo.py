@@ -25,7 +25,7 @@ from rich.table import Table
 from rich.text import Text
 
 import celery_rabbit_delay
-from celery_rabbit_delay.core.destination import Destination
+from celery_rabbit_delay.delay.core.destination import Destination
 from celery_rabbit_delay.operate.cascades import waiting_queues
 from tests.kit import background, ledger
 from tests.kit.node import Node, NodeFailed, find_server

@@ -12,11 +12,12 @@ from typing import Any
 from amqp import Message
 
 from celery_rabbit_delay import upstream
-from celery_rabbit_delay.core import changes, headers, journal, streams
-from celery_rabbit_delay.core.changes import Pause
-from celery_rabbit_delay.core.destination import Destination
-from celery_rabbit_delay.core.names import LAYOUT
-from celery_rabbit_delay.core.topology import Cascade, Topology
+from celery_rabbit_delay.delay.core import headers
+from celery_rabbit_delay.delay.core.destination import Destination
+from celery_rabbit_delay.delay.core.names import LAYOUT
+from celery_rabbit_delay.delay.core.topology import Cascade, Topology
+from celery_rabbit_delay.schedule.core import changes, journal, streams
+from celery_rabbit_delay.schedule.core.changes import Pause
 
 PATH = Path(__file__).parents[1] / "tests" / "unit" / "layout.json"
 

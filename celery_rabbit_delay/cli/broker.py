@@ -6,7 +6,7 @@ import click
 import kombu
 
 from .. import operate
-from ..core.text import counted, escape
+from ..text import counted, escape
 from .output import EXIT_PROBLEMS
 from .parameters import management_option
 from .target import BrokerTarget, Target, handle_errors, management_of, pass_target, snapshot_of
@@ -162,7 +162,7 @@ def teardown(target: Target, delete_messages: bool, with_beat: bool, management_
     The queue of `celery beat -S rabbit-delay` is no part of the cascade: it is named, and --beat deletes it, with
     --management-url those of all apps with the prefix.
     """
-    from ..operate.beat import beat_queues, delete_beat_queues
+    from ..periodic.operate import beat_queues, delete_beat_queues
 
     with target.connected(recorded=True) as connection:
         management = management_of(management_url, connection)

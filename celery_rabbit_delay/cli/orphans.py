@@ -7,8 +7,8 @@ import json
 import click
 
 from .. import operate
-from ..core.text import escape
 from ..operate import Orphan
+from ..text import escape
 from .output import EXIT_INTERRUPTED, EXIT_PROBLEMS, format_time, until_interrupted, utc_option
 from .parameters import any_queue_option, json_option, limit_option, management_option, other_queues_option
 from .status import held_up_data

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..app.apps import SWITCH, is_switched_off
-from ..core.errors import UnsupportedConfiguration
+from ..delay.app.apps import SWITCH, is_switched_off
+from ..delay.core.errors import UnsupportedConfiguration
 from .target import AppTarget
 from .web import broker_of
 

@@ -7,9 +7,9 @@ from typing import Any, TypeVar
 
 import click
 
-from ..core.destination import check_key
-from ..core.errors import InvalidDestination
-from ..core.text import escape
+from ..delay.core.destination import check_key
+from ..delay.core.errors import InvalidDestination
+from ..text import escape
 from .target import MANAGEMENT_CA, MANAGEMENT_CERT
 
 F = TypeVar("F", bound=Callable[..., Any])

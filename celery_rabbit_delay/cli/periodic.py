@@ -9,9 +9,9 @@ from typing import Any, TypeVar
 
 import click
 
-from ..core.periodic import SENT_WITH, parse_fields
-from ..core.text import escape
-from ..operate.beat import PeriodicTask
+from ..periodic.core.entries import SENT_WITH, parse_fields
+from ..periodic.operate import PeriodicTask
+from ..text import escape
 from .output import fit, format_time, is_terminal, utc_option
 from .parameters import check_names, json_option
 from .target import Target, handle_errors, pass_target

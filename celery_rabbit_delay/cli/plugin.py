@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from ..app.signals import connect
+from ..delay.app.signals import connect
 from .output import Group, version_option
 
 

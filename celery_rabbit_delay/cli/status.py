@@ -12,18 +12,18 @@ import click
 import kombu
 
 from .. import operate
-from ..amqp.queue_names import QueueNames
-from ..core.errors import NotPermitted, StreamUnavailable
-from ..core.text import escape, span
+from ..delay.core.errors import NotPermitted, StreamUnavailable
 from ..operate import HeldUp, Status
+from ..operate.queue_names import QueueNames
+from ..text import escape, span
 from .output import EXIT_PROBLEMS, fit, format_time, is_terminal, pad, tell, utc_option
 from .parameters import management_option, other_queues_option
 from .target import Target, pass_target, snapshot_of
 
 if TYPE_CHECKING:
-    from ..amqp.recorded import Recorded
-    from ..core.changes import Pause
-    from ..operate.beat import BeatStatus
+    from ..periodic.operate import BeatStatus
+    from ..schedule.amqp.recorded import Recorded
+    from ..schedule.core.changes import Pause
 
 #: The next runs of a beat that are shown.
 _RUNS = 20
@@ -83,7 +83,7 @@ def _recorded(names: QueueNames, connection: kombu.Connection, found: Status) ->
     """Return what the journal says, if messages wait and there is one; if this user may not read it, say why not."""
     if not (found.waiting or found.is_partial) or not connection.transport.delay_options.schedule:
         return None
-    from ..amqp.recorded import recorded
+    from ..schedule.amqp.recorded import recorded
 
     try:
         return recorded(connection, names)
@@ -96,7 +96,7 @@ def _paused(names: QueueNames, connection: kombu.Connection, found: Status) -> l
     """Return the paused queues; if this user may not read them, say why not."""
     if not any(one.queue.endswith(".changes") for one in found.streams):
         return []
-    from ..amqp.schedule import paused
+    from ..schedule.amqp.tasks import paused
 
     try:
         return paused(connection, names)

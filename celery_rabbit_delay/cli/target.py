@@ -17,22 +17,22 @@ from amqp.exceptions import AccessRefused, AMQPError
 from kombu.exceptions import OperationalError
 
 from .. import operate
-from ..amqp import connecting as connecting_
-from ..amqp import schemes as schemes_
-from ..amqp.destinations import destinations_of
-from ..amqp.queue_names import QueueNames
-from ..amqp.replaying import Allowed
-from ..app.apps import advice, queues_of
-from ..core.destination import Destination
-from ..core.errors import PERMISSIONS, DelayError, InvalidDelay, InvalidEntry, UnsupportedConfiguration
-from ..core.options import DRIVER_TYPE, OPTIONS, Options
-from ..core.routing_key import MAX_LENGTH
-from ..core.text import escape
+from ..delay.amqp import connecting as connecting_
+from ..delay.amqp import schemes as schemes_
+from ..delay.amqp.destinations import destinations_of
+from ..delay.app.apps import advice, queues_of
+from ..delay.core.destination import Destination
+from ..delay.core.errors import PERMISSIONS, DelayError, InvalidDelay, InvalidEntry, UnsupportedConfiguration
+from ..delay.core.options import DRIVER_TYPE, OPTIONS, Options
+from ..delay.core.routing_key import MAX_LENGTH
 from ..operate import Management, Snapshot
+from ..operate.queue_names import QueueNames
+from ..operate.replaying import Allowed
+from ..text import escape
 from .output import is_of_output
 
 if TYPE_CHECKING:
-    from ..operate.beat import BeatStatus
+    from ..periodic.operate import BeatStatus
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -152,12 +152,12 @@ class AppTarget(Target):
         return queues_of(self.app)
 
     def beat(self, connection: kombu.Connection) -> BeatStatus | None:
-        from ..operate.beat import beat_status
+        from ..periodic.operate import beat_status
 
         return beat_status(connection, self.beat_queue())
 
     def beat_queue(self) -> str:
-        from ..beat import queue_of  # imports Celery's beat
+        from ..periodic.beat import queue_of  # imports Celery's beat
 
         return queue_of(self.app)
 

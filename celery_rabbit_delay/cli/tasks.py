@@ -11,17 +11,17 @@ from typing import Any, TypeVar
 import click
 import kombu
 
-from ..amqp import reschedule as reschedule_
-from ..amqp import schedule as schedule_
-from ..amqp.queue_names import QueueNames
-from ..amqp.schedule import About, Scheduled
-from ..core.due import due_at
-from ..core.errors import NotPermitted, StreamUnavailable
-from ..core.fates import Fate
-from ..core.headers import milliseconds
-from ..core.search import Word, matching, parse
-from ..core.text import counted, escape, span
-from ..core.unreadable import Unreadable
+from ..delay.core.due import due_at
+from ..delay.core.errors import NotPermitted, StreamUnavailable
+from ..delay.core.headers import milliseconds
+from ..operate.queue_names import QueueNames
+from ..schedule.amqp import reschedule as reschedule_
+from ..schedule.amqp import tasks as schedule_
+from ..schedule.amqp.tasks import About, Scheduled
+from ..schedule.core.fates import Fate
+from ..schedule.core.search import Word, matching, parse
+from ..text import counted, escape, span
+from ..unreadable import Unreadable
 from .output import (
     EXIT_INTERRUPTED,
     EXIT_PROBLEMS,

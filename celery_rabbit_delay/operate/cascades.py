@@ -10,11 +10,11 @@ from typing import NamedTuple
 import kombu
 from amqp.exceptions import AccessRefused
 
-from ..amqp import declare
-from ..core.destination import Destination
-from ..core.errors import CascadeMissing
-from ..core.options import HOLDS_MESSAGES, TEN_YEARS, Options
-from ..core.topology import Cascade
+from ..delay.amqp import declare
+from ..delay.core.destination import Destination
+from ..delay.core.errors import CascadeMissing
+from ..delay.core.options import HOLDS_MESSAGES, TEN_YEARS, Options
+from ..delay.core.topology import Cascade
 from .management import Management, Snapshot
 
 

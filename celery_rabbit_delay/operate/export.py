@@ -9,8 +9,8 @@ from typing import Any
 
 import kombu
 
-from ..core.options import Options
-from ..core.topology import Topology
+from ..delay.core.options import Options
+from ..delay.core.topology import Topology
 
 
 def definitions(topology: Topology, vhost: str) -> str:

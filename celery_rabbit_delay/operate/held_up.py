@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from ..core.destination import Destination
-from ..core.topology import Cascade
+from ..delay.core.destination import Destination
+from ..delay.core.topology import Cascade
 from .management import Rows, Snapshot
 
 

@@ -16,8 +16,8 @@ from urllib.error import HTTPError, URLError
 from urllib.parse import quote, unquote, urlsplit
 from urllib.request import Request, urlopen
 
-from ..core.errors import NotPermitted, UnsupportedConfiguration
-from ..core.topology import Binding
+from ..delay.core.errors import NotPermitted, UnsupportedConfiguration
+from ..delay.core.topology import Binding
 
 #: The columns to fetch of each queue; all columns would be some kilobytes.
 _COLUMNS = (

@@ -11,12 +11,13 @@ from typing import NamedTuple
 import kombu
 from amqp import Message
 
-from ..amqp import declare, replaying
-from ..amqp.connecting import own_channel
-from ..amqp.exclusive_reader import exclusive_reader, wait_for_return
-from ..amqp.queue_names import QueueNames
-from ..core.headers import State, read_state
+from ..delay.amqp import declare
+from ..delay.amqp.connecting import own_channel
+from ..delay.core.headers import State, read_state
+from . import replaying
 from .cascades import require
+from .exclusive_reader import exclusive_reader, wait_for_return
+from .queue_names import QueueNames
 
 
 class Orphan(NamedTuple):

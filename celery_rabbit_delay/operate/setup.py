@@ -11,17 +11,17 @@ from typing import NamedTuple
 import kombu
 from amqp.exceptions import PreconditionFailed
 
-from ..amqp import declare
-from ..amqp.confirms import ConfirmedChannel
-from ..amqp.connecting import own_channel
-from ..amqp.create import choose, create_cascade
-from ..amqp.replaying import take
-from ..core.destination import Destination
-from ..core.errors import DelayError, DestinationNotFound, LimitReached
-from ..core.options import HOLDS_MESSAGES, Options
-from ..core.topology import Cascade, Stream, Topology
+from ..delay.amqp import declare
+from ..delay.amqp.confirms import ConfirmedChannel
+from ..delay.amqp.connecting import own_channel
+from ..delay.amqp.create import choose, create_cascade
+from ..delay.core.destination import Destination
+from ..delay.core.errors import DelayError, DestinationNotFound, LimitReached
+from ..delay.core.options import HOLDS_MESSAGES, Options
+from ..delay.core.topology import Cascade, Stream, Topology
 from .cascades import cascades, existing, existing_outboxes, longest, waiting_queues
 from .management import Management, Snapshot
+from .replaying import take
 from .status import status
 
 #: The maximum number of waiting messages to hold, which are late if they become due meanwhile.

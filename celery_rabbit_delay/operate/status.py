@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 import kombu
 
-from ..amqp import declare
-from ..core.destination import Destination
+from ..delay.amqp import declare
+from ..delay.core.destination import Destination
 from .cascades import existing, existing_outboxes
 from .held_up import HeldUp, held, held_up, unsettled
 from .management import Snapshot

@@ -13,12 +13,12 @@ import kombu
 from amqp import Message
 from amqp.exceptions import AccessRefused, PreconditionFailed
 
-from ..amqp import declare, delivery_time
-from ..amqp.confirms import ConfirmedChannel
-from ..core.destination import Destination
-from ..core.levels import Level, Route
-from ..core.options import Options
-from ..core.topology import Binding, Cascade, Exchange, Queue, Stream, Topology
+from ..delay.amqp import declare, delivery_time
+from ..delay.amqp.confirms import ConfirmedChannel
+from ..delay.core.destination import Destination
+from ..delay.core.levels import Level, Route
+from ..delay.core.options import Options
+from ..delay.core.topology import Binding, Cascade, Exchange, Queue, Stream, Topology
 from .cascades import cascades, existing_outboxes, outbox_named, outbox_names, with_longer_levels
 from .management import Snapshot
 

@@ -10,10 +10,10 @@ from typing import Any
 
 from flask import Flask, abort, flash, redirect, render_template, request, url_for
 
-from ..amqp import schedule as schedule_
-from ..amqp.clocks import utc_ms
-from ..core import headers as headers_
-from ..core.text import counted
+from ..delay.core import headers as headers_
+from ..schedule.amqp import tasks as schedule_
+from ..schedule.amqp.clocks import utc_ms
+from ..text import counted
 from . import forms, plot, search
 from .operations import Done, Operations, or_reason
 from .overview import Overview

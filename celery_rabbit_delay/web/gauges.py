@@ -12,7 +12,7 @@ from prometheus_client.core import GaugeMetricFamily as Gauge
 from prometheus_client.registry import Collector
 
 from ..operate import Status
-from ..operate.beat import BeatStatus
+from ..periodic.operate import BeatStatus
 from .overview import Overview
 from .printing import clean
 

@@ -13,14 +13,14 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-from ..amqp import schedule as schedule_
-from ..amqp.queue_names import QueueNames
-from ..amqp.stream_consumer import StreamMessage
-from ..core import streams
-from ..core.changes import Pause
-from ..core.fates import Fate, Fates
-from ..core.journal import Record, unpack_records
-from ..core.unreadable import Unreadable, reading
+from ..operate.queue_names import QueueNames
+from ..schedule.amqp import tasks as schedule_
+from ..schedule.amqp.stream_consumer import StreamMessage
+from ..schedule.core import streams
+from ..schedule.core.changes import Pause
+from ..schedule.core.fates import Fate, Fates
+from ..schedule.core.journal import Record, unpack_records
+from ..unreadable import Unreadable, reading
 from .printing import SEARCHED, body_text, clean, printable
 
 #: The messages that are kept: those that are due first. When half of them are left, the journal is read again.

@@ -16,16 +16,16 @@ import kombu
 from amqp.exceptions import AMQPError
 from kombu.exceptions import OperationalError
 
-from ..amqp import connecting as connecting_
-from ..amqp.clocks import utc_ms
-from ..amqp.follower import Follower
-from ..amqp.queue_names import QueueNames
-from ..amqp.stream_consumer import Place, StreamMessage, StreamReplaced
-from ..core import streams
-from ..core.changes import Pause
-from ..core.errors import DelayError, StreamUnavailable
-from ..core.options import Options
-from ..core.topology import Cascade, Stream
+from ..delay.amqp import connecting as connecting_
+from ..delay.core.errors import DelayError, StreamUnavailable
+from ..delay.core.options import Options
+from ..delay.core.topology import Cascade, Stream
+from ..operate.queue_names import QueueNames
+from ..schedule.amqp.clocks import utc_ms
+from ..schedule.amqp.follower import Follower
+from ..schedule.amqp.stream_consumer import Place, StreamMessage, StreamReplaced
+from ..schedule.core import streams
+from ..schedule.core.changes import Pause
 from .index import Counts, Index, View
 from .printing import reason
 

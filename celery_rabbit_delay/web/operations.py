@@ -14,20 +14,20 @@ from amqp.exceptions import AMQPError
 from kombu.exceptions import OperationalError
 
 from .. import operate
-from ..amqp import connecting as connecting_
-from ..amqp import reschedule as reschedule_
-from ..amqp import schedule as schedule_
-from ..amqp.clocks import utc_ms
-from ..amqp.follower import Follower
-from ..amqp.queue_names import QueueNames
-from ..amqp.replaying import Allowed
-from ..amqp.schedule import About, Scheduled
-from ..core import journal, streams
-from ..core.destination import Destination
-from ..core.errors import DelayError, NotWaiting
-from ..core.journal import Record
+from ..delay.amqp import connecting as connecting_
+from ..delay.core.destination import Destination
+from ..delay.core.errors import DelayError, NotWaiting
 from ..operate import Finding, Orphan, Snapshot, Status
-from ..operate.beat import BeatStatus
+from ..operate.queue_names import QueueNames
+from ..operate.replaying import Allowed
+from ..periodic.operate import BeatStatus
+from ..schedule.amqp import reschedule as reschedule_
+from ..schedule.amqp import tasks as schedule_
+from ..schedule.amqp.clocks import utc_ms
+from ..schedule.amqp.follower import Follower
+from ..schedule.amqp.tasks import About, Scheduled
+from ..schedule.core import journal, streams
+from ..schedule.core.journal import Record
 from .index import Row
 from .indexer import Indexer
 from .printing import printable, reason

@@ -8,9 +8,9 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Mapping
 from typing import Any, NamedTuple, TypeVar
 
-from ..amqp.clocks import utc_ms
 from ..operate import Status
-from ..operate.beat import BeatStatus
+from ..periodic.operate import BeatStatus
+from ..schedule.amqp.clocks import utc_ms
 from . import search
 from .index import Row
 from .operations import Operations, or_reason

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from datetime import timedelta, tzinfo
 from typing import NamedTuple
 
-from ..core import headers
-from ..core.text import span
+from ..delay.core import headers
+from ..text import span
 
 #: The height of the highest bar, in pixels.
 HEIGHT = 88

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..core.text import escape
+from ..text import escape
 
 #: The maximum number of characters of arguments for search, and of a text for display.
 SEARCHED, SHOWN = 1000, 10_000

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Collection
 from typing import Any, NamedTuple
 
-from ..core.search import Word, parse
+from ..schedule.core.search import Word, parse
 from .index import Row, View
 
 #: Rows per page, and the most messages to change at once.

@@ -8,7 +8,7 @@ from typing import Any
 
 from waitress.server import BaseWSGIServer
 
-from ..core.errors import UnsupportedConfiguration
+from ..delay.core.errors import UnsupportedConfiguration
 from . import safety
 from .gauges import exposition
 from .indexer import Indexer, indexed

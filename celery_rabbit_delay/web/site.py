@@ -9,9 +9,9 @@ from urllib.parse import quote
 
 from flask import Flask
 
-from ..amqp.clocks import utc_ms
-from ..core import headers as headers_
-from ..core.text import counted, span
+from ..delay.core import headers as headers_
+from ..schedule.amqp.clocks import utc_ms
+from ..text import counted, span
 from . import forms, plot, search
 from .actions import add_actions
 from .guard import add_guard, token

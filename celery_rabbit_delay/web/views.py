@@ -9,14 +9,14 @@ from typing import Any
 
 from flask import Flask, Response, abort, render_template, request
 
-from ..amqp import schedule as schedule_
-from ..amqp.clocks import utc_ms
-from ..core import headers as headers_
-from ..core.headers import Delivery, unwrap
-from ..core.journal import Record
-from ..core.routing_key import MAX_LENGTH
-from ..core.search import ENTRY_FIELDS, matching, parse
-from ..core.unreadable import reading
+from ..delay.core import headers as headers_
+from ..delay.core.headers import Delivery, unwrap
+from ..delay.core.routing_key import MAX_LENGTH
+from ..schedule.amqp import tasks as schedule_
+from ..schedule.amqp.clocks import utc_ms
+from ..schedule.core.journal import Record
+from ..schedule.core.search import ENTRY_FIELDS, matching, parse
+from ..unreadable import reading
 from . import forms, plot, search
 from .gauges import exposition
 from .index import Row

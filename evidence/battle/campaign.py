@@ -27,7 +27,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from celery_rabbit_delay.core.names import LAYOUT
+from celery_rabbit_delay.delay.core.names import LAYOUT
 from evidence.meter import about
 from tests.kit import ledger
 from tests.kit.background import Process, kill

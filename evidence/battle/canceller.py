@@ -20,8 +20,8 @@ from amqp.exceptions import AMQPError
 from kombu.exceptions import OperationalError
 
 import celery_rabbit_delay
-from celery_rabbit_delay.amqp import reschedule as reschedule_
-from celery_rabbit_delay.amqp.replaying import ANYWHERE
+from celery_rabbit_delay.operate.replaying import ANYWHERE
+from celery_rabbit_delay.schedule.amqp import reschedule as reschedule_
 from tests.kit import ledger
 
 from .app import CONTENDER, CONTENDERS, app

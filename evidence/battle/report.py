@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from celery_rabbit_delay.core.names import LAYOUT
+from celery_rabbit_delay.delay.core.names import LAYOUT
 from tests.kit.page import fill, machine, markdown
 
 from . import pieces

@@ -17,8 +17,8 @@ from amqp import Message
 
 import celery_rabbit_delay
 from celery_rabbit_delay import operate
-from celery_rabbit_delay.amqp.replaying import Allowed
-from celery_rabbit_delay.core.names import LAYOUT
+from celery_rabbit_delay.delay.core.names import LAYOUT
+from celery_rabbit_delay.operate.replaying import Allowed
 from evidence.meter import about
 from tests.kit.node import DEFAULT_AGAIN, Node, NodeFailed, cluster, dead_letters_again, is_whole, start_all
 from tests.kit.proxy import Proxy, proxy

@@ -14,8 +14,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from celery_rabbit_delay.amqp import declare
-from celery_rabbit_delay.core.names import LAYOUT
+from celery_rabbit_delay.delay.amqp import declare
+from celery_rabbit_delay.delay.core.names import LAYOUT
 from evidence import meter
 from tests.kit.node import Node, find_server
 

@@ -18,9 +18,9 @@ import amqp
 import kombu
 
 from celery_rabbit_delay import Options
-from celery_rabbit_delay.core import headers as headers_
-from celery_rabbit_delay.core.destination import Destination
-from celery_rabbit_delay.core.topology import Cascade, Queue
+from celery_rabbit_delay.delay.core import headers as headers_
+from celery_rabbit_delay.delay.core.destination import Destination
+from celery_rabbit_delay.delay.core.topology import Cascade, Queue
 from tests.kit.broker import Broker, lead_to, publishing
 from tests.kit.node import Node
 

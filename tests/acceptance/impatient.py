@@ -1,7 +1,8 @@
 """Lets a worker that imports it wait for streams for seconds only, where others wait for half a minute."""
 
-from celery_rabbit_delay.amqp import receiving, stream_consumer
-from celery_rabbit_delay.app import control
+from celery_rabbit_delay.schedule import interceptor as receiving
+from celery_rabbit_delay.schedule.amqp import stream_consumer
+from celery_rabbit_delay.schedule.app import control
 
 control.PATIENCE = 1
 stream_consumer.SILENCE = 3

@@ -9,7 +9,7 @@ from typing import Any
 import celery
 import pytest
 
-from celery_rabbit_delay.core.headers import HEADER
+from celery_rabbit_delay.delay.core.headers import HEADER
 from tests.kit.broker import Vhost
 from tests.kit.reader import Reader
 from tests.kit.wait import wait_until

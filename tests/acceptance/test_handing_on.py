@@ -15,9 +15,9 @@ import pytest
 
 import celery_rabbit_delay
 from celery_rabbit_delay import DelayError
-from celery_rabbit_delay.amqp import create
-from celery_rabbit_delay.amqp.delivery_time import BrokerClock
-from celery_rabbit_delay.core import options
+from celery_rabbit_delay.delay.amqp import create
+from celery_rabbit_delay.delay.amqp.delivery_time import BrokerClock
+from celery_rabbit_delay.delay.core import options
 from tests.kit.broker import QUICK, own_node
 from tests.kit.node import dead_letters_again
 from tests.kit.wait import wait_until

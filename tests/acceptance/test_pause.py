@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 import celery_rabbit_delay
-from celery_rabbit_delay.amqp.schedule import cancel
-from celery_rabbit_delay.core.errors import InvalidDestination, UnsupportedConfiguration
+from celery_rabbit_delay.delay.core.errors import InvalidDestination, UnsupportedConfiguration
+from celery_rabbit_delay.schedule.amqp.tasks import cancel
 from tests.kit.broker import QUICK, own_node
 from tests.kit.proxy import proxy
 from tests.kit.wait import wait_until

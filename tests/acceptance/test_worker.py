@@ -11,7 +11,7 @@ import kombu.pools
 import pytest
 
 import celery_rabbit_delay
-from celery_rabbit_delay.app.consumers import DelayedConsumer
+from celery_rabbit_delay.delay.app.consumers import DelayedConsumer
 from tests.kit.broker import QUICK
 from tests.kit.proxy import proxy
 from tests.kit.wait import wait_until

@@ -52,7 +52,7 @@ class Followed:
 @pytest.fixture
 def followed(monkeypatch: pytest.MonkeyPatch) -> Followed:
     """Return the channels on which streams are consumed from then on."""
-    from celery_rabbit_delay.amqp import stream_consumer  # the delay alone has none
+    from celery_rabbit_delay.schedule.amqp import stream_consumer  # the delay alone has none
 
     followed, consume = Followed(), stream_consumer.StreamConsumer._consume
 

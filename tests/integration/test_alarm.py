@@ -14,11 +14,12 @@ from amqp.exceptions import AMQPError
 from kombu.exceptions import OperationalError
 
 from celery_rabbit_delay import scheduled
-from celery_rabbit_delay.amqp import sender, stream_consumer
-from celery_rabbit_delay.amqp.connecting import closing, own_channel
-from celery_rabbit_delay.amqp.follower import Follower
-from celery_rabbit_delay.amqp.schedule import cancel
-from celery_rabbit_delay.core import streams
+from celery_rabbit_delay.delay.amqp import sender
+from celery_rabbit_delay.delay.amqp.connecting import closing, own_channel
+from celery_rabbit_delay.schedule.amqp import stream_consumer
+from celery_rabbit_delay.schedule.amqp.follower import Follower
+from celery_rabbit_delay.schedule.amqp.tasks import cancel
+from celery_rabbit_delay.schedule.core import streams
 from tests.kit.broker import QUICK, Vhost, lead, own_node, publishing, take
 from tests.kit.commands import run
 from tests.kit.node import alarm

@@ -12,9 +12,9 @@ from celery.exceptions import SoftTimeLimitExceeded
 
 import celery_rabbit_delay
 from celery_rabbit_delay import BatchFailed, MessageRefused, NotPermitted, UnsupportedConfiguration
-from celery_rabbit_delay.amqp import batch
-from celery_rabbit_delay.amqp.confirms import ConfirmedChannel
-from celery_rabbit_delay.amqp.limited import LimitedConnection
+from celery_rabbit_delay.delay.amqp import batch
+from celery_rabbit_delay.delay.amqp.confirms import ConfirmedChannel
+from celery_rabbit_delay.delay.amqp.limited import LimitedConnection
 from tests.kit.broker import Vhost
 from tests.kit.frames import routing_keys
 from tests.kit.proxy import proxy

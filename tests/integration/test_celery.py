@@ -18,9 +18,9 @@ from celery.utils.time import maybe_iso8601, maybe_make_aware
 from freezegun import freeze_time
 
 from celery_rabbit_delay import DestinationNotFound, InvalidDelay
-from celery_rabbit_delay.amqp import declare
-from celery_rabbit_delay.core.destination import read
-from celery_rabbit_delay.core.headers import HEADER
+from celery_rabbit_delay.delay.amqp import declare
+from celery_rabbit_delay.delay.core.destination import read
+from celery_rabbit_delay.delay.core.headers import HEADER
 from tests.kit.broker import Vhost, lead, take
 from tests.kit.proxy import proxy
 from tests.kit.wait import wait_until

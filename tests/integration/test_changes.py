@@ -10,13 +10,13 @@ from typing import Any
 import kombu
 import pytest
 
-from celery_rabbit_delay.amqp import reschedule as reschedule_
-from celery_rabbit_delay.amqp import schedule as schedule_
-from celery_rabbit_delay.amqp import stream_consumer
-from celery_rabbit_delay.amqp.receiving import known_to
-from celery_rabbit_delay.amqp.schedule import write_changes
-from celery_rabbit_delay.core import changes, streams
-from celery_rabbit_delay.core.headers import HEADER
+from celery_rabbit_delay.delay.core.headers import HEADER
+from celery_rabbit_delay.schedule.amqp import reschedule as reschedule_
+from celery_rabbit_delay.schedule.amqp import stream_consumer
+from celery_rabbit_delay.schedule.amqp import tasks as schedule_
+from celery_rabbit_delay.schedule.amqp.tasks import write_changes
+from celery_rabbit_delay.schedule.core import changes, streams
+from celery_rabbit_delay.schedule.interceptor import known_to
 from tests.kit.abilities import Ability
 from tests.kit.broker import Broker, Vhost, publish, take
 from tests.kit.node import cluster, is_whole

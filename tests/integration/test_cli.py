@@ -16,12 +16,12 @@ import pytest
 from click.testing import CliRunner
 
 from celery_rabbit_delay import Options, operate
-from celery_rabbit_delay.amqp import schedule as schedule_
 from celery_rabbit_delay.cli import groups
 from celery_rabbit_delay.cli.target import Target
-from celery_rabbit_delay.core import streams
-from celery_rabbit_delay.core.destination import Destination
-from celery_rabbit_delay.core.topology import Cascade, Topology
+from celery_rabbit_delay.delay.core.destination import Destination
+from celery_rabbit_delay.delay.core.topology import Cascade, Topology
+from celery_rabbit_delay.schedule.amqp import tasks as schedule_
+from celery_rabbit_delay.schedule.core import streams
 from tests.kit.abilities import Ability
 from tests.kit.broker import QUICK, Vhost
 from tests.kit.commands import (

@@ -9,7 +9,7 @@ import pytest
 from amqp import Message
 from amqp.exceptions import ChannelError, MessageNacked
 
-from celery_rabbit_delay.amqp import publisher
+from celery_rabbit_delay.delay.amqp import publisher
 from tests.kit.broker import QUICK, Vhost, lead, publishing, take
 from tests.kit.proxy import proxy
 from tests.kit.wait import wait_until

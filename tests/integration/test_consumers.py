@@ -5,8 +5,8 @@ from __future__ import annotations
 import kombu
 import pytest
 
-from celery_rabbit_delay.amqp import schedule as schedule_
-from celery_rabbit_delay.app.consumers import DelayedConsumer
+from celery_rabbit_delay.delay.app.consumers import DelayedConsumer
+from celery_rabbit_delay.schedule.amqp import tasks as schedule_
 from tests.kit.broker import Vhost, take
 from tests.kit.wait import wait_until
 

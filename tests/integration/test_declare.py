@@ -13,9 +13,9 @@ import pytest
 from amqp.exceptions import NotFound
 
 from celery_rabbit_delay import CascadeConflict, CascadeMissing, NotRouted, Options, operate
-from celery_rabbit_delay.amqp import declare, publisher
-from celery_rabbit_delay.amqp.confirms import Confirm, NotStored
-from celery_rabbit_delay.core.destination import Destination
+from celery_rabbit_delay.delay.amqp import declare, publisher
+from celery_rabbit_delay.delay.amqp.confirms import Confirm, NotStored
+from celery_rabbit_delay.delay.core.destination import Destination
 from tests.kit.abilities import Ability
 from tests.kit.broker import QUICK, Vhost, as_another_process, own_node, publish, take, waiting_for_queues
 from tests.kit.frames import frames

@@ -16,11 +16,11 @@ import pytest
 from amqp import Message
 
 from celery_rabbit_delay import operate
-from celery_rabbit_delay.amqp import create, delivery_time
-from celery_rabbit_delay.amqp.delivery_time import BrokerClock
-from celery_rabbit_delay.core import options as options_
-from celery_rabbit_delay.core.headers import X_DELIVERY_TIME
-from celery_rabbit_delay.core.options import YEAR
+from celery_rabbit_delay.delay.amqp import create, delivery_time
+from celery_rabbit_delay.delay.amqp.delivery_time import BrokerClock
+from celery_rabbit_delay.delay.core import options as options_
+from celery_rabbit_delay.delay.core.headers import X_DELIVERY_TIME
+from celery_rabbit_delay.delay.core.options import YEAR
 from celery_rabbit_delay.operate.management import Management
 from tests.kit.abilities import Ability
 from tests.kit.broker import Broker, Vhost, own_node, publish, take, waits_by_time

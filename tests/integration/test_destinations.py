@@ -9,7 +9,7 @@ import kombu
 import pytest
 
 from celery_rabbit_delay import DestinationNotFound, InvalidDestination
-from celery_rabbit_delay.amqp.routes import OFTEN
+from celery_rabbit_delay.delay.amqp.routes import OFTEN
 from tests.kit.broker import Vhost, publish, take
 from tests.kit.frames import routing_keys
 from tests.kit.wait import wait_until

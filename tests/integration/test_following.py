@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 from amqp.exceptions import ConsumerCancelled, PreconditionFailed
 
-from celery_rabbit_delay.amqp import stream_consumer
-from celery_rabbit_delay.amqp.follower import Follower
-from celery_rabbit_delay.amqp.schedule import cancel
-from celery_rabbit_delay.amqp.stream_consumer import StreamMessage
-from celery_rabbit_delay.core import streams
+from celery_rabbit_delay.schedule.amqp import stream_consumer
+from celery_rabbit_delay.schedule.amqp.follower import Follower
+from celery_rabbit_delay.schedule.amqp.stream_consumer import StreamMessage
+from celery_rabbit_delay.schedule.amqp.tasks import cancel
+from celery_rabbit_delay.schedule.core import streams
 from tests.kit.broker import Vhost, own_node, publish
 
 from .conftest import Followed

@@ -24,7 +24,7 @@ from celery.app import defaults
 from celery.exceptions import Retry
 
 import celery_rabbit_delay
-from celery_rabbit_delay.amqp.limited import LimitedConnection
+from celery_rabbit_delay.delay.amqp.limited import LimitedConnection
 from tests.kit.broker import Vhost
 from tests.kit.wait import wait_until
 
@@ -88,7 +88,7 @@ def no_hang(what: str) -> Iterator[list[str]]:
 
     def on_alarm(signum: int, frame: FrameType | None) -> None:
         stack = traceback.extract_stack(frame)
-        is_ours = any(one.filename.endswith("/celery_rabbit_delay/amqp/sender.py") for one in stack)
+        is_ours = any(one.filename.endswith("/celery_rabbit_delay/delay/amqp/sender.py") for one in stack)
         is_lock = stack[-1].filename.endswith(LOCKS_OF_OTHERS)
         (locked if is_lock and not is_ours else hung).append("".join(stack.format()))
         signal.setitimer(signal.ITIMER_REAL, 1)  # again and again: a cleanup may take the same lock

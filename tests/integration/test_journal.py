@@ -7,11 +7,11 @@ import logging
 import pytest
 
 from celery_rabbit_delay import CascadeMissing, batch, scheduled
-from celery_rabbit_delay.amqp import schedule as schedule_
-from celery_rabbit_delay.amqp.follower import Follower
-from celery_rabbit_delay.amqp.receiving import paused_of
-from celery_rabbit_delay.amqp.sender import settle
-from celery_rabbit_delay.core import journal, streams
+from celery_rabbit_delay.delay.amqp.sender import settle
+from celery_rabbit_delay.schedule.amqp import tasks as schedule_
+from celery_rabbit_delay.schedule.amqp.follower import Follower
+from celery_rabbit_delay.schedule.core import journal, streams
+from celery_rabbit_delay.schedule.interceptor import paused_of
 from tests.kit.broker import Vhost, lead, publish, take
 from tests.kit.frames import routing_keys
 from tests.kit.recorded import records

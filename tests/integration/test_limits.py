@@ -10,8 +10,8 @@ import pytest
 from amqp.exceptions import NotAllowed
 
 from celery_rabbit_delay import LimitReached, operate
-from celery_rabbit_delay.app.consumers import DelayedConsumer
-from celery_rabbit_delay.core.options import Options
+from celery_rabbit_delay.delay.app.consumers import DelayedConsumer
+from celery_rabbit_delay.delay.core.options import Options
 from celery_rabbit_delay.operate.management import Management
 from tests.kit.broker import QUICK, Vhost, lead, publish, take
 from tests.kit.commands import management, run

@@ -14,8 +14,8 @@ import pytest
 from amqp import spec
 
 from celery_rabbit_delay import batch
-from celery_rabbit_delay.amqp import declare, routes
-from celery_rabbit_delay.core.destination import Destination
+from celery_rabbit_delay.delay.amqp import declare, routes
+from celery_rabbit_delay.delay.core.destination import Destination
 from tests.kit.broker import QUICK, Vhost, lead, lead_to, publishing
 from tests.kit.frames import frames, routing_keys
 from tests.kit.node import cluster

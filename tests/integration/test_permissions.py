@@ -7,11 +7,11 @@ import re
 import pytest
 
 from celery_rabbit_delay import NotPermitted, Options
-from celery_rabbit_delay.amqp import schedule as schedule_
-from celery_rabbit_delay.amqp.receiving import known_to
-from celery_rabbit_delay.core import streams
-from celery_rabbit_delay.core.destination import Destination
-from celery_rabbit_delay.core.topology import Topology
+from celery_rabbit_delay.delay.core.destination import Destination
+from celery_rabbit_delay.delay.core.topology import Topology
+from celery_rabbit_delay.schedule.amqp import tasks as schedule_
+from celery_rabbit_delay.schedule.core import streams
+from celery_rabbit_delay.schedule.interceptor import known_to
 from tests.kit.abilities import Ability
 from tests.kit.broker import Vhost, as_another_process, publish
 from tests.kit.commands import documented_permissions as documented

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from celery_rabbit_delay import CascadeConflict, NotPermitted
-from celery_rabbit_delay.amqp import schedule as schedule_
-from celery_rabbit_delay.amqp.follower import Follower
-from celery_rabbit_delay.amqp.making import bind_stream, make_streams
-from celery_rabbit_delay.core import streams
+from celery_rabbit_delay.schedule.amqp import tasks as schedule_
+from celery_rabbit_delay.schedule.amqp.follower import Follower
+from celery_rabbit_delay.schedule.amqp.making import bind_stream, make_streams
+from celery_rabbit_delay.schedule.core import streams
 from tests.kit.broker import Vhost, lead, publish
 
 pytestmark = pytest.mark.own_vhost

@@ -28,13 +28,13 @@ from celery_rabbit_delay import (
     UnsupportedConfiguration,
     upstream,
 )
-from celery_rabbit_delay.amqp import reschedule
-from celery_rabbit_delay.amqp import reschedule as reschedule_
-from celery_rabbit_delay.amqp import schedule as schedule_
 from celery_rabbit_delay.cli.groups import standalone
-from celery_rabbit_delay.core import journal, streams
-from celery_rabbit_delay.core.headers import HEADER
-from celery_rabbit_delay.core.journal import Record
+from celery_rabbit_delay.delay.core.headers import HEADER
+from celery_rabbit_delay.schedule.amqp import reschedule
+from celery_rabbit_delay.schedule.amqp import reschedule as reschedule_
+from celery_rabbit_delay.schedule.amqp import tasks as schedule_
+from celery_rabbit_delay.schedule.core import journal, streams
+from celery_rabbit_delay.schedule.core.journal import Record
 from tests.kit.broker import Vhost, lead, publish, take
 from tests.kit.commands import QUICKLY, management, run
 from tests.kit.frames import frames
@@ -379,7 +379,7 @@ def test_a_move_that_is_interrupted_loses_nothing(vhost: Vhost, monkeypatch: pyt
         for id_ in ("a", "b"):
             publish(connection, 30, correlation_id=id_)
         with monkeypatch.context() as patch:
-            patch.setattr("celery_rabbit_delay.amqp.reschedule.write_changes", killed)
+            patch.setattr("celery_rabbit_delay.schedule.amqp.reschedule.write_changes", killed)
             for id_, seconds in (("a", 20), ("b", 25)):
                 with pytest.raises(ConnectionError):
                     reschedule_.reschedule(connection, id_, datetime.now(timezone.utc) + timedelta(seconds=seconds))
@@ -532,7 +532,7 @@ def test_what_was_cancelled_is_restored_and_all_of_it_is_logged(
 ) -> None:
     vhost.declare("celery", "q")
     app, url = make_app(options=RECORDED), vhost.url("amqp")
-    caplog.set_level("INFO", "celery_rabbit_delay.amqp")
+    caplog.set_level("INFO", "celery_rabbit_delay.delay.amqp")
     stamps = {"stamps": {"customer": ["7"]}}
     sent: dict[str, Any] = {"first": stamps, "second": {"root_id": "flow", "group": "some"}, "other": {}}
     with vhost.connection(**RECORDED) as connection:

@@ -10,8 +10,8 @@ import pytest
 from amqp.exceptions import AMQPError
 
 from celery_rabbit_delay import Options
-from celery_rabbit_delay.amqp.receiving import probe_streams
-from celery_rabbit_delay.core import streams
+from celery_rabbit_delay.schedule.core import streams
+from celery_rabbit_delay.schedule.interceptor import probe_streams
 from tests.kit.broker import QUICK
 from tests.kit.node import Node
 from tests.kit.wait import wait_until

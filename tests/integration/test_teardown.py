@@ -7,8 +7,8 @@ import sys
 import pytest
 
 from celery_rabbit_delay import DelayError, Options, operate
-from celery_rabbit_delay.amqp import schedule as schedule_
-from celery_rabbit_delay.core.destination import Destination
+from celery_rabbit_delay.delay.core.destination import Destination
+from celery_rabbit_delay.schedule.amqp import tasks as schedule_
 from tests.kit.broker import QUICK, REFUSING, Vhost, publish, take
 from tests.kit.commands import CASCADE, make_orphans, management, run
 from tests.kit.wait import wait_until

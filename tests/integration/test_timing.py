@@ -13,7 +13,7 @@ from typing import Any
 import kombu
 import pytest
 
-from celery_rabbit_delay.amqp import transport
+from celery_rabbit_delay.delay.amqp import transport
 from tests.kit.broker import Vhost, lead, take
 
 pytestmark = pytest.mark.shared_vhost

@@ -14,8 +14,8 @@ import kombu
 import pytest
 
 from celery_rabbit_delay import CascadeConflict, NotPermitted, Options
-from celery_rabbit_delay.amqp import create
-from celery_rabbit_delay.core.options import OPTIONS
+from celery_rabbit_delay.delay.amqp import create
+from celery_rabbit_delay.delay.core.options import OPTIONS
 from tests.kit import terminal
 from tests.kit.broker import REFUSING, Vhost, lead, publishing
 from tests.kit.pages import commands

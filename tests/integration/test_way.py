@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import celery_rabbit_delay
-from celery_rabbit_delay.amqp.transport import Channel
+from celery_rabbit_delay.delay.amqp.transport import Channel
 from tests.kit.broker import Vhost
 
 from .conftest import MakeApp

@@ -19,12 +19,12 @@ from typing import Any
 import pytest
 from amqp import Message
 
-from celery_rabbit_delay.amqp import reschedule as reschedule_
-from celery_rabbit_delay.amqp import schedule as schedule_
-from celery_rabbit_delay.amqp.queue_names import QueueNames
-from celery_rabbit_delay.amqp.schedule import write_changes
-from celery_rabbit_delay.amqp.stream_consumer import StreamMessage
-from celery_rabbit_delay.core import changes, journal, streams
+from celery_rabbit_delay.operate.queue_names import QueueNames
+from celery_rabbit_delay.schedule.amqp import reschedule as reschedule_
+from celery_rabbit_delay.schedule.amqp import tasks as schedule_
+from celery_rabbit_delay.schedule.amqp.stream_consumer import StreamMessage
+from celery_rabbit_delay.schedule.amqp.tasks import write_changes
+from celery_rabbit_delay.schedule.core import changes, journal, streams
 from celery_rabbit_delay.web import indexer as indexer_
 from celery_rabbit_delay.web import search as search_
 from celery_rabbit_delay.web.index import Counts

@@ -7,9 +7,10 @@ from typing import Any, NamedTuple
 from amqp import Message
 
 from celery_rabbit_delay import upstream
-from celery_rabbit_delay.core import changes, headers
-from celery_rabbit_delay.core.fates import Fate
-from celery_rabbit_delay.core.journal import Record
+from celery_rabbit_delay.delay.core import headers
+from celery_rabbit_delay.schedule.core import changes
+from celery_rabbit_delay.schedule.core.fates import Fate
+from celery_rabbit_delay.schedule.core.journal import Record
 
 NOW = 1_800_000_000_000
 MINUTE = 60_000

@@ -11,7 +11,7 @@ import kombu
 from amqp.abstract_channel import AbstractChannel
 
 from celery_rabbit_delay import upstream
-from celery_rabbit_delay.amqp.confirms import ConfirmedChannel, Outgoing
+from celery_rabbit_delay.delay.amqp.confirms import ConfirmedChannel, Outgoing
 
 
 @contextmanager

@@ -11,12 +11,12 @@ from typing import Any
 import kombu
 import pytest
 
-from celery_rabbit_delay.amqp import declare
-from celery_rabbit_delay.amqp.confirms import Confirm, ConfirmedChannel
-from celery_rabbit_delay.core import options
-from celery_rabbit_delay.core.errors import NotRouted
-from celery_rabbit_delay.core.headers import X_DELIVERY_TIME
-from celery_rabbit_delay.core.topology import Binding
+from celery_rabbit_delay.delay.amqp import declare
+from celery_rabbit_delay.delay.amqp.confirms import Confirm, ConfirmedChannel
+from celery_rabbit_delay.delay.core import options
+from celery_rabbit_delay.delay.core.errors import NotRouted
+from celery_rabbit_delay.delay.core.headers import X_DELIVERY_TIME
+from celery_rabbit_delay.delay.core.topology import Binding
 
 
 @contextmanager

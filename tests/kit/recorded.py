@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import kombu
 
-from celery_rabbit_delay.amqp.follower import Follower
-from celery_rabbit_delay.core import streams
-from celery_rabbit_delay.core.journal import Record, unpack_records
+from celery_rabbit_delay.schedule.amqp.follower import Follower
+from celery_rabbit_delay.schedule.core import streams
+from celery_rabbit_delay.schedule.core.journal import Record, unpack_records
 from tests.kit.broker import Vhost
 from tests.kit.wait import wait_until
 

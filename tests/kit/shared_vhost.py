@@ -14,7 +14,7 @@ from typing import Any
 from amqp.exceptions import AMQPError
 
 from celery_rabbit_delay import operate
-from celery_rabbit_delay.core.headers import read_state
+from celery_rabbit_delay.delay.core.headers import read_state
 from tests.kit.broker import Broker
 
 

@@ -14,12 +14,12 @@ from amqp import Message
 from amqp.exceptions import RecoverableConnectionError
 
 from celery_rabbit_delay import BatchFailed, CascadeMissing, MessageRefused
-from celery_rabbit_delay.amqp.batch import Batch, collecting, current
-from celery_rabbit_delay.amqp.confirms import NotStored
-from celery_rabbit_delay.core import streams
-from celery_rabbit_delay.core.destination import Destination
-from celery_rabbit_delay.core.options import Options
-from celery_rabbit_delay.core.plan import Plan, Ticket
+from celery_rabbit_delay.delay.amqp.batch import Batch, collecting, current
+from celery_rabbit_delay.delay.amqp.confirms import NotStored
+from celery_rabbit_delay.delay.core.destination import Destination
+from celery_rabbit_delay.delay.core.options import Options
+from celery_rabbit_delay.delay.core.plan import Plan, Ticket
+from celery_rabbit_delay.schedule.core import streams
 
 STREAM = streams.journal_for(Options().cascade, 60)
 

@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from celery_rabbit_delay import InvalidOption, install
-from celery_rabbit_delay.app import signals
-from celery_rabbit_delay.beat import heartbeat_of, queue_of
-from celery_rabbit_delay.core.beat import Run, merge, remember, task_id
+from celery_rabbit_delay.delay.app import signals
+from celery_rabbit_delay.periodic.beat import heartbeat_of, queue_of
+from celery_rabbit_delay.periodic.core.runs import Run, merge, remember, task_id
 
 NOW = datetime(2026, 11, 25, 12, tzinfo=timezone.utc)
 BERLIN = timezone(timedelta(hours=1))

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from celery_rabbit_delay.core.names import LAYOUT
+from celery_rabbit_delay.delay.core.names import LAYOUT
 from evidence.benchmarks.__main__ import RESULTS, SCHEDULE
 from evidence.benchmarks.contenders import Contender, Native, Ours, QueuePerDelay
 from evidence.benchmarks.first_task import PLAIN

@@ -13,11 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from celery_rabbit_delay import Options
-from celery_rabbit_delay.core.destination import Destination
-from celery_rabbit_delay.core.levels import fewest_set_bits
-from celery_rabbit_delay.core.options import TEN_YEARS
-from celery_rabbit_delay.core.streams import all_streams
-from celery_rabbit_delay.core.topology import Binding, Cascade, Exchange, Queue, Topology
+from celery_rabbit_delay.delay.core.destination import Destination
+from celery_rabbit_delay.delay.core.levels import fewest_set_bits
+from celery_rabbit_delay.delay.core.options import TEN_YEARS
+from celery_rabbit_delay.delay.core.topology import Binding, Cascade, Exchange, Queue, Topology
+from celery_rabbit_delay.schedule.core.streams import all_streams
 from tests.kit.broker_model import BrokerModel
 
 TICK = 10  # milliseconds

@@ -20,17 +20,17 @@ from kombu.utils import functional
 
 import celery_rabbit_delay
 from celery_rabbit_delay import InvalidDelay, operate
-from celery_rabbit_delay.amqp import connecting as connecting_
-from celery_rabbit_delay.amqp import recorded
-from celery_rabbit_delay.amqp import schedule as schedule_
-from celery_rabbit_delay.amqp.recorded import Group, Recorded
-from celery_rabbit_delay.amqp.schedule import Scheduled
 from celery_rabbit_delay.cli import groups, output, status, target, tasks
 from celery_rabbit_delay.cli.output import until_interrupted
 from celery_rabbit_delay.cli.target import handle_errors
+from celery_rabbit_delay.delay.amqp import connecting as connecting_
 from celery_rabbit_delay.operate import Orphan, Status
-from celery_rabbit_delay.operate.beat import BeatStatus, PeriodicTask
 from celery_rabbit_delay.operate.status import LevelStatus
+from celery_rabbit_delay.periodic.operate import BeatStatus, PeriodicTask
+from celery_rabbit_delay.schedule.amqp import recorded
+from celery_rabbit_delay.schedule.amqp import tasks as schedule_
+from celery_rabbit_delay.schedule.amqp.recorded import Group, Recorded
+from celery_rabbit_delay.schedule.amqp.tasks import Scheduled
 from tests.kit.commands import PROGRAM, closed_pipe
 
 NOWHERE = "amqp://me:s3cret@127.0.0.1:1//"

@@ -16,11 +16,12 @@ from amqp.exceptions import AMQPError, MessageNacked, PreconditionFailed
 from kombu.transport import pyamqp
 
 from celery_rabbit_delay import NotRouted, Options, StreamUnavailable
-from celery_rabbit_delay.amqp import follower, limited, stream_consumer
-from celery_rabbit_delay.amqp.confirms import Confirm, ConfirmedChannel, NotStored, Outgoing
-from celery_rabbit_delay.amqp.follower import Extent, Follower
-from celery_rabbit_delay.amqp.transport import UserConnection
-from celery_rabbit_delay.core.topology import Stream
+from celery_rabbit_delay.delay.amqp import limited
+from celery_rabbit_delay.delay.amqp.confirms import Confirm, ConfirmedChannel, NotStored, Outgoing
+from celery_rabbit_delay.delay.amqp.transport import UserConnection
+from celery_rabbit_delay.delay.core.topology import Stream
+from celery_rabbit_delay.schedule.amqp import follower, stream_consumer
+from celery_rabbit_delay.schedule.amqp.follower import Extent, Follower
 
 Frame = tuple[int, int, bytes]
 

@@ -15,9 +15,9 @@ from celery.app.control import Control
 from celery.exceptions import SoftTimeLimitExceeded
 
 import celery_rabbit_delay
-from celery_rabbit_delay.app import control, pausing
-from celery_rabbit_delay.app.control import changes_in
-from celery_rabbit_delay.core.changes import Changes
+from celery_rabbit_delay.schedule.app import control, pausing
+from celery_rabbit_delay.schedule.app.control import changes_in
+from celery_rabbit_delay.schedule.core.changes import Changes
 
 ID = uuid.UUID("7e2b6a4c-5d4e-4e0b-8d4b-0c1f6ed7f2a1")
 

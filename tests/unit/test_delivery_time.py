@@ -14,10 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from celery_rabbit_delay import Options
-from celery_rabbit_delay.amqp import create, declare, delivery_time
-from celery_rabbit_delay.amqp.delivery_time import MARGINS, BrokerClock
-from celery_rabbit_delay.core.headers import X_DELIVERY_TIME
-from celery_rabbit_delay.core.topology import PROBE
+from celery_rabbit_delay.delay.amqp import create, declare, delivery_time
+from celery_rabbit_delay.delay.amqp.delivery_time import MARGINS, BrokerClock
+from celery_rabbit_delay.delay.core.headers import X_DELIVERY_TIME
+from celery_rabbit_delay.delay.core.topology import PROBE
 
 MS = 1_000_000
 OPTIONS = Options(delivery_time=True)

@@ -7,9 +7,9 @@ import pytest
 from kombu.common import Broadcast
 
 from celery_rabbit_delay import InvalidDestination
-from celery_rabbit_delay.amqp.destinations import destinations_of
-from celery_rabbit_delay.amqp.queue_names import QueueNames
-from celery_rabbit_delay.core.destination import Destination
+from celery_rabbit_delay.delay.amqp.destinations import destinations_of
+from celery_rabbit_delay.delay.core.destination import Destination
+from celery_rabbit_delay.operate.queue_names import QueueNames
 
 ORDERS = kombu.Exchange("orders", "topic")
 

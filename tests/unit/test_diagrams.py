@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from celery_rabbit_delay import Options
-from celery_rabbit_delay.core.destination import Destination
-from celery_rabbit_delay.core.streams import all_streams
-from celery_rabbit_delay.core.topology import Queue, Topology
+from celery_rabbit_delay.delay.core.destination import Destination
+from celery_rabbit_delay.delay.core.topology import Queue, Topology
+from celery_rabbit_delay.schedule.core.streams import all_streams
 from tests.kit.broker_model import BrokerModel
 from tools import diagrams
 

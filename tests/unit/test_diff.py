@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 
 from celery_rabbit_delay import Options
-from celery_rabbit_delay.core.destination import Destination
-from celery_rabbit_delay.core.topology import Binding
+from celery_rabbit_delay.delay.core.destination import Destination
+from celery_rabbit_delay.delay.core.topology import Binding
 from celery_rabbit_delay.operate.cascades import Outbox, outbox_named
 from celery_rabbit_delay.operate.verify import unexpected
 

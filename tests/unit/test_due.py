@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from celery_rabbit_delay import InvalidDelay
-from celery_rabbit_delay.core import due
-from celery_rabbit_delay.core.due import due_at
+from celery_rabbit_delay.delay.core import due
+from celery_rabbit_delay.delay.core.due import due_at
 
 NOW = datetime(2026, 3, 1, 12, tzinfo=timezone.utc)
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from celery_rabbit_delay.amqp.schedule import headers_in
-from celery_rabbit_delay.core.fates import Fates
-from celery_rabbit_delay.core.journal import pack_records
+from celery_rabbit_delay.schedule.amqp.tasks import headers_in
+from celery_rabbit_delay.schedule.core.fates import Fates
+from celery_rabbit_delay.schedule.core.journal import pack_records
 from tests.kit.fates import CASES, NOW, Case
 
 

@@ -6,10 +6,10 @@ import re
 from pathlib import Path
 
 from celery_rabbit_delay import Options
-from celery_rabbit_delay.core import streams
-from celery_rabbit_delay.core.destination import Destination
-from celery_rabbit_delay.core.levels import MOST_COMBINED
-from celery_rabbit_delay.core.topology import Topology
+from celery_rabbit_delay.delay.core.destination import Destination
+from celery_rabbit_delay.delay.core.levels import MOST_COMBINED
+from celery_rabbit_delay.delay.core.topology import Topology
+from celery_rabbit_delay.schedule.core import streams
 from tests.kit.commands import documented_permissions, granted_by
 
 PAGE = (Path(__file__).parents[2] / "docs" / "for-operators.md").read_text()

@@ -14,15 +14,9 @@ from amqp.exceptions import RecoverableConnectionError
 from celery.worker import state as worker_state
 
 from celery_rabbit_delay import InvalidDelay, InvalidDestination, MessageRefused, NotPermitted, Options
-from celery_rabbit_delay.amqp.interceptor import Interceptor
-from celery_rabbit_delay.app.handing_on import (
-    PAUSE,
-    HandingOn,
-    came_early,
-    due_of,
-    has_waited,
-)
-from celery_rabbit_delay.core.headers import HEADER, State
+from celery_rabbit_delay.delay.amqp.interceptor import Interceptor
+from celery_rabbit_delay.delay.app.handing_on import PAUSE, HandingOn, came_early, due_of, has_waited
+from celery_rabbit_delay.delay.core.headers import HEADER, State
 
 DUE = datetime(2030, 7, 1, 12, tzinfo=timezone.utc)
 SOON = datetime.now(timezone.utc) + timedelta(hours=1)

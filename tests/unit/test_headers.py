@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from celery_rabbit_delay import InvalidDelay, InvalidDestination
-from celery_rabbit_delay.core import headers as headers_
-from celery_rabbit_delay.core.destination import Destination, of
-from celery_rabbit_delay.core.headers import HEADER, Delivery, resent, unwrap, without_native_delay
+from celery_rabbit_delay.delay.core import headers as headers_
+from celery_rabbit_delay.delay.core.destination import Destination, of
+from celery_rabbit_delay.delay.core.headers import HEADER, Delivery, resent, unwrap, without_native_delay
 
 NOW = datetime(2026, 7, 1, 12, tzinfo=timezone.utc)
 TASK = {"task": "shop.order", "id": "1", "eta": "2026-07-01T12:00:10+00:00"}

@@ -19,18 +19,18 @@ def imported_by(code: str) -> set[str]:
 @pytest.mark.parametrize("code", ["import celery_rabbit_delay", KOMBU, "import celery_rabbit_delay.operate"])
 def test_without_celery_none_of_it_is_imported(code: str) -> None:
     found = imported_by(code)
-    assert "celery_rabbit_delay.amqp.schemes" in found
+    assert "celery_rabbit_delay.delay.amqp.schemes" in found
     assert not {name for name in found if name.split(".")[0] in ("celery", "click")}
 
 
 def test_the_transport_is_imported_only_with_a_connection() -> None:
-    assert "celery_rabbit_delay.amqp.transport" not in imported_by("import celery_rabbit_delay")
-    assert "celery_rabbit_delay.amqp.transport" in imported_by(KOMBU)
+    assert "celery_rabbit_delay.delay.amqp.transport" not in imported_by("import celery_rabbit_delay")
+    assert "celery_rabbit_delay.delay.amqp.transport" in imported_by(KOMBU)
 
 
 def test_a_lock_is_that_of_green_threads_if_they_come_later() -> None:
     code = (
-        "import threading, kombu, celery_rabbit_delay.amqp.transport as t; "
+        "import threading, kombu, celery_rabbit_delay.delay.amqp.transport as t; "
         "green = type('Green', (), {}); threading.Lock = green; user = t.UserConnection(); "
         "user.client = kombu.Connection('rabbit-delay://'); assert green in map(type, vars(user.sender).values())"
     )

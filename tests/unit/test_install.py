@@ -23,7 +23,7 @@ from celery.signals import after_setup_logger
 
 import celery_rabbit_delay
 from celery_rabbit_delay import InvalidOption, Options, UnsupportedConfiguration, install
-from celery_rabbit_delay.app import install as install_
+from celery_rabbit_delay import installation as install_
 from celery_rabbit_delay.cli.target import AppTarget
 from celery_rabbit_delay.transport import SSLTransport, Transport
 
@@ -403,7 +403,7 @@ def code_of(module):
     return found
 before = {module.__name__: code_of(module) for module in modules}
 import celery_rabbit_delay
-from celery_rabbit_delay.app.signals import enable_mingle_and_gossip
+from celery_rabbit_delay.delay.app.signals import enable_mingle_and_gossip
 app = celery.app.base.Celery("shop", broker="amqp://")
 celery_rabbit_delay.install(app)
 enable_mingle_and_gossip()

@@ -13,11 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from celery_rabbit_delay import DelayError, Options
-from celery_rabbit_delay.core import changes, journal, routing_key, streams
-from celery_rabbit_delay.core.changes import Changes, Pause
-from celery_rabbit_delay.core.journal import Record
-from celery_rabbit_delay.core.topology import Topology
-from celery_rabbit_delay.core.unreadable import Unreadable
+from celery_rabbit_delay.delay.core import routing_key
+from celery_rabbit_delay.delay.core.topology import Topology
+from celery_rabbit_delay.schedule.core import changes, journal, streams
+from celery_rabbit_delay.schedule.core.changes import Changes, Pause
+from celery_rabbit_delay.schedule.core.journal import Record
+from celery_rabbit_delay.unreadable import Unreadable
 
 CASCADE = Options().cascade
 UUID = "7e2b6a4c-5d4e-4e0b-8d4b-0c1f6ed7f2a1"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from celery_rabbit_delay.core.names import LAYOUT
+from celery_rabbit_delay.delay.core.names import LAYOUT
 from tools import layout
 
 CHANGED = (

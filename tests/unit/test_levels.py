@@ -9,13 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from celery_rabbit_delay import Options
-from celery_rabbit_delay.core.levels import (
-    DEFAULT_OUTBOXES,
-    Level,
-    fewest_set_bits,
-    powers_of_two,
-    split,
-)
+from celery_rabbit_delay.delay.core.levels import DEFAULT_OUTBOXES, Level, fewest_set_bits, powers_of_two, split
 
 SECOND = 1_000_000
 

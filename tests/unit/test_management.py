@@ -19,7 +19,7 @@ import pytest
 import trustme
 
 from celery_rabbit_delay.cli.target import MANAGEMENT_CERT, management_of
-from celery_rabbit_delay.core.errors import NotPermitted, UnsupportedConfiguration
+from celery_rabbit_delay.delay.core.errors import NotPermitted, UnsupportedConfiguration
 from celery_rabbit_delay.operate import Management
 
 QUEUES = [{"name": "q", "messages": 3}]

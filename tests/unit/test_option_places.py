@@ -14,8 +14,8 @@ import pytest
 from celery_rabbit_delay import InvalidOption, Options
 from celery_rabbit_delay.cli import groups
 from celery_rabbit_delay.cli.parameters import given
-from celery_rabbit_delay.core import streams
-from celery_rabbit_delay.core.levels import DEFAULT_OUTBOXES
+from celery_rabbit_delay.delay.core.levels import DEFAULT_OUTBOXES
+from celery_rabbit_delay.schedule.core import streams
 
 REFERENCE = Path(__file__).parents[2] / "docs" / "reference.md"
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from celery_rabbit_delay import InvalidOption, Options, UnsupportedConfiguration
-from celery_rabbit_delay.core import streams
-from celery_rabbit_delay.core.levels import DEFAULT_OUTBOXES, MOST_COMBINED, Route
-from celery_rabbit_delay.core.streams import options_of
+from celery_rabbit_delay.delay.core.levels import DEFAULT_OUTBOXES, MOST_COMBINED, Route
+from celery_rabbit_delay.schedule.core import streams
+from celery_rabbit_delay.schedule.core.streams import options_of
 
 SECOND = 1_000_000
 

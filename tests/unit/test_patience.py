@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from celery_rabbit_delay import Options, StreamUnavailable
-from celery_rabbit_delay.amqp.connecting import Patience
-from celery_rabbit_delay.amqp.schedule import write_changes
-from celery_rabbit_delay.amqp.stream_writer import LEADERLESS
+from celery_rabbit_delay.delay.amqp.connecting import Patience
+from celery_rabbit_delay.schedule.amqp.stream_writer import LEADERLESS
+from celery_rabbit_delay.schedule.amqp.tasks import write_changes
 
 
 @pytest.fixture

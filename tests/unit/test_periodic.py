@@ -17,11 +17,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from celery_rabbit_delay import EntryConflict, InvalidEntry
-from celery_rabbit_delay.core import periodic
-from celery_rabbit_delay.core.beat import Run
-from celery_rabbit_delay.core.periodic import Edit, State, Written, apply, dump, load, load_edit, merge, part, without
-from celery_rabbit_delay.core.unreadable import Unreadable
-from celery_rabbit_delay.schedules import Once, check_future, definition_of, entry_of, schedule_of, text_of
+from celery_rabbit_delay.periodic.core import entries as periodic
+from celery_rabbit_delay.periodic.core.entries import (
+    Edit,
+    State,
+    Written,
+    apply,
+    dump,
+    load,
+    load_edit,
+    merge,
+    part,
+    without,
+)
+from celery_rabbit_delay.periodic.core.runs import Run
+from celery_rabbit_delay.periodic.schedules import Once, check_future, definition_of, entry_of, schedule_of, text_of
+from celery_rabbit_delay.unreadable import Unreadable
 
 CODE = {"code"}
 AT = "2026-11-27T12:00:00+00:00"

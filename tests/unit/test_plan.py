@@ -13,10 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from celery_rabbit_delay import InvalidDelay, InvalidDestination, Options
-from celery_rabbit_delay.core import plan, streams
-from celery_rabbit_delay.core.destination import Destination
-from celery_rabbit_delay.core.headers import HEADER, Delivery, State, read_state, unwrap
-from celery_rabbit_delay.core.plan import Now, Plan
+from celery_rabbit_delay.delay.core import plan
+from celery_rabbit_delay.delay.core.destination import Destination
+from celery_rabbit_delay.delay.core.headers import HEADER, Delivery, State, read_state, unwrap
+from celery_rabbit_delay.delay.core.plan import Now, Plan
+from celery_rabbit_delay.schedule.core import streams
 
 NOW = Now(datetime(2030, 1, 1, tzinfo=timezone.utc), 7_000_000_000)
 SECOND = 1_000_000

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from kombu.common import QoS
 
-from celery_rabbit_delay.app.worker import FollowPool
-from celery_rabbit_delay.core.options import DRIVER_TYPE
+from celery_rabbit_delay.delay.app.worker import FollowPool
+from celery_rabbit_delay.delay.core.options import DRIVER_TYPE
 
 
 def started(driver_type: str = DRIVER_TYPE, for_each_consumer: bool = True) -> Any:

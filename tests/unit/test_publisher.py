@@ -26,15 +26,15 @@ from celery_rabbit_delay import (
     NotRouted,
     Options,
 )
-from celery_rabbit_delay.amqp import create, declare, publisher, routes
-from celery_rabbit_delay.amqp.confirms import NotStored, Outgoing
-from celery_rabbit_delay.amqp.delivery_time import BrokerClock
-from celery_rabbit_delay.amqp.interceptor import Interceptor
-from celery_rabbit_delay.amqp.publisher import DelayedPublisher
-from celery_rabbit_delay.amqp.routes import AGAIN, OFTEN, Routes
-from celery_rabbit_delay.core.destination import Destination
-from celery_rabbit_delay.core.headers import HEADER, X_DELIVERY_TIME
-from celery_rabbit_delay.core.plan import Plan
+from celery_rabbit_delay.delay.amqp import create, declare, publisher, routes
+from celery_rabbit_delay.delay.amqp.confirms import NotStored, Outgoing
+from celery_rabbit_delay.delay.amqp.delivery_time import BrokerClock
+from celery_rabbit_delay.delay.amqp.interceptor import Interceptor
+from celery_rabbit_delay.delay.amqp.publisher import DelayedPublisher
+from celery_rabbit_delay.delay.amqp.routes import AGAIN, OFTEN, Routes
+from celery_rabbit_delay.delay.core.destination import Destination
+from celery_rabbit_delay.delay.core.headers import HEADER, X_DELIVERY_TIME
+from celery_rabbit_delay.delay.core.plan import Plan
 
 QUEUE, EXCHANGE, KEY = Destination("", "q"), Destination("orders"), Destination("orders", "new")
 SHORT_LIVED = Destination("", "amq.gen-1")

@@ -15,14 +15,15 @@ import pytest
 from celery.utils.collections import LimitedSet
 
 from celery_rabbit_delay import NotPermitted, StreamUnavailable
-from celery_rabbit_delay.amqp import receiving, stream_consumer
-from celery_rabbit_delay.amqp.follower import Follower
-from celery_rabbit_delay.amqp.receiving import ScheduleInterceptor
-from celery_rabbit_delay.amqp.stream_consumer import StreamMessage
-from celery_rabbit_delay.app import control
-from celery_rabbit_delay.core import changes
-from celery_rabbit_delay.core.headers import HEADER, read_state
-from celery_rabbit_delay.core.options import OPTIONS, Options
+from celery_rabbit_delay.delay.core.headers import HEADER, read_state
+from celery_rabbit_delay.delay.core.options import OPTIONS, Options
+from celery_rabbit_delay.schedule import interceptor as receiving
+from celery_rabbit_delay.schedule.amqp import stream_consumer
+from celery_rabbit_delay.schedule.amqp.follower import Follower
+from celery_rabbit_delay.schedule.amqp.stream_consumer import StreamMessage
+from celery_rabbit_delay.schedule.app import control
+from celery_rabbit_delay.schedule.core import changes
+from celery_rabbit_delay.schedule.interceptor import ScheduleInterceptor
 
 
 class Client:

@@ -6,7 +6,7 @@ import pytest
 from amqp.exceptions import NotFound, PreconditionFailed
 
 from celery_rabbit_delay import CascadeConflict, CascadeMissing, DestinationNotFound, LimitReached, Options
-from celery_rabbit_delay.amqp.declare import translate_errors
+from celery_rabbit_delay.delay.amqp.declare import translate_errors
 
 
 def refused(text: str) -> None:

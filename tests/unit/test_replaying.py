@@ -5,7 +5,7 @@ from __future__ import annotations
 import kombu
 import pytest
 
-from celery_rabbit_delay.amqp.replaying import ANYWHERE, Allowed
+from celery_rabbit_delay.operate.replaying import ANYWHERE, Allowed
 
 ADVICE = "use --any-queue, or any_queue=True, to allow any queue"
 QUEUES = Allowed([kombu.Queue("q"), kombu.Queue("p", kombu.Exchange("orders"))])

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from celery_rabbit_delay.core import routing_key
-from celery_rabbit_delay.core.destination import is_match
-from celery_rabbit_delay.core.levels import powers_of_two
-from celery_rabbit_delay.core.routing_key import MAX_LENGTH
-from celery_rabbit_delay.core.topology import Cascade
+from celery_rabbit_delay.delay.core import routing_key
+from celery_rabbit_delay.delay.core.destination import is_match
+from celery_rabbit_delay.delay.core.levels import powers_of_two
+from celery_rabbit_delay.delay.core.routing_key import MAX_LENGTH
+from celery_rabbit_delay.delay.core.topology import Cascade
 
 POWERS = 49
 ticks = st.integers(1, (1 << POWERS) - 1)

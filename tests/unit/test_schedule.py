@@ -15,14 +15,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from celery_rabbit_delay import operate
-from celery_rabbit_delay.amqp import connecting as connecting_
-from celery_rabbit_delay.amqp import schedule as schedule_
-from celery_rabbit_delay.amqp.queue_names import QueueNames
-from celery_rabbit_delay.amqp.schedule import Scheduled, describe
 from celery_rabbit_delay.cli.groups import standalone
-from celery_rabbit_delay.core import headers
-from celery_rabbit_delay.core.journal import Record
-from celery_rabbit_delay.core.unreadable import Unreadable
+from celery_rabbit_delay.delay.amqp import connecting as connecting_
+from celery_rabbit_delay.delay.core import headers
+from celery_rabbit_delay.operate.queue_names import QueueNames
+from celery_rabbit_delay.schedule.amqp import tasks as schedule_
+from celery_rabbit_delay.schedule.amqp.tasks import Scheduled, describe
+from celery_rabbit_delay.schedule.core.journal import Record
+from celery_rabbit_delay.unreadable import Unreadable
 
 DUE = datetime(2030, 1, 31, 12, tzinfo=timezone.utc)
 RECORD = Record(headers.milliseconds(DUE), 5, "my-id", b"", b"x")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from celery_rabbit_delay.core.search import Word, parse
+from celery_rabbit_delay.schedule.core.search import Word, parse
 
 
 @pytest.mark.parametrize(

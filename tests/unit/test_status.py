@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from celery_rabbit_delay import Options
-from celery_rabbit_delay.core.destination import Destination
-from celery_rabbit_delay.core.topology import Binding
+from celery_rabbit_delay.delay.core.destination import Destination
+from celery_rabbit_delay.delay.core.topology import Binding
 from celery_rabbit_delay.operate import HeldUp, Snapshot, held_up
 from celery_rabbit_delay.operate.held_up import held
 

@@ -13,12 +13,12 @@ import pytest
 from amqp.exceptions import RecoverableConnectionError
 
 from celery_rabbit_delay import Options, StreamUnavailable
-from celery_rabbit_delay.amqp import stream_consumer
-from celery_rabbit_delay.amqp.follower import Extent, Follower
-from celery_rabbit_delay.amqp.stream_consumer import StreamMessage
-from celery_rabbit_delay.amqp.stream_writer import StreamWriter
-from celery_rabbit_delay.core import streams
-from celery_rabbit_delay.core.topology import Stream
+from celery_rabbit_delay.delay.core.topology import Stream
+from celery_rabbit_delay.schedule.amqp import stream_consumer
+from celery_rabbit_delay.schedule.amqp.follower import Extent, Follower
+from celery_rabbit_delay.schedule.amqp.stream_consumer import StreamMessage
+from celery_rabbit_delay.schedule.amqp.stream_writer import StreamWriter
+from celery_rabbit_delay.schedule.core import streams
 
 
 class Client:

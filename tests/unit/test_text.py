@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from celery_rabbit_delay.core.text import counted, duration, span
+from celery_rabbit_delay.text import counted, duration, span
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import kombu
 import pytest
 
 from celery_rabbit_delay import Options, UnsupportedConfiguration
-from celery_rabbit_delay.amqp.transport import UserConnection
+from celery_rabbit_delay.delay.amqp.transport import UserConnection
 
 
 def test_levels_want_a_broker_that_knows_at_least_once_dead_lettering(monkeypatch: pytest.MonkeyPatch) -> None:

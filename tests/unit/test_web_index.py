@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from celery_rabbit_delay.amqp.queue_names import QueueNames
-from celery_rabbit_delay.amqp.stream_consumer import StreamMessage
-from celery_rabbit_delay.core import changes, journal
-from celery_rabbit_delay.core.fates import Fate
-from celery_rabbit_delay.core.journal import Record
+from celery_rabbit_delay.operate.queue_names import QueueNames
+from celery_rabbit_delay.schedule.amqp.stream_consumer import StreamMessage
+from celery_rabbit_delay.schedule.core import changes, journal
+from celery_rabbit_delay.schedule.core.fates import Fate
+from celery_rabbit_delay.schedule.core.journal import Record
 from celery_rabbit_delay.web import index as index_
 from celery_rabbit_delay.web import search
 from celery_rabbit_delay.web.index import Counts, Index, Row

@@ -16,20 +16,21 @@ from amqp import Message
 from kombu.utils import functional
 
 from celery_rabbit_delay import upstream
-from celery_rabbit_delay.amqp import connecting as connecting_
-from celery_rabbit_delay.amqp import schedule as schedule_
-from celery_rabbit_delay.amqp.clocks import utc_ms
-from celery_rabbit_delay.amqp.queue_names import QueueNames
-from celery_rabbit_delay.amqp.schedule import About, Found, Scheduled
-from celery_rabbit_delay.amqp.stream_consumer import StreamMessage
 from celery_rabbit_delay.cli.target import BrokerTarget
-from celery_rabbit_delay.core import changes, headers, journal
-from celery_rabbit_delay.core.errors import EntryConflict
-from celery_rabbit_delay.core.fates import Fate
-from celery_rabbit_delay.core.journal import Record
+from celery_rabbit_delay.delay.amqp import connecting as connecting_
+from celery_rabbit_delay.delay.core import headers
+from celery_rabbit_delay.delay.core.errors import EntryConflict
 from celery_rabbit_delay.operate import HeldUp
-from celery_rabbit_delay.operate.beat import BeatStatus, PeriodicTask
+from celery_rabbit_delay.operate.queue_names import QueueNames
 from celery_rabbit_delay.operate.status import LevelStatus, OutboxStatus, Status
+from celery_rabbit_delay.periodic.operate import BeatStatus, PeriodicTask
+from celery_rabbit_delay.schedule.amqp import tasks as schedule_
+from celery_rabbit_delay.schedule.amqp.clocks import utc_ms
+from celery_rabbit_delay.schedule.amqp.stream_consumer import StreamMessage
+from celery_rabbit_delay.schedule.amqp.tasks import About, Found, Scheduled
+from celery_rabbit_delay.schedule.core import changes, journal
+from celery_rabbit_delay.schedule.core.fates import Fate
+from celery_rabbit_delay.schedule.core.journal import Record
 from celery_rabbit_delay.web import search
 from celery_rabbit_delay.web.gauges import exposition
 from celery_rabbit_delay.web.index import Counts, Index

@@ -15,7 +15,8 @@ from celery import beat as celery_beat
 from kombu.transport import TRANSPORT_ALIASES
 
 import celery_rabbit_delay
-from celery_rabbit_delay import UnsupportedConfiguration, beat
+from celery_rabbit_delay import UnsupportedConfiguration
+from celery_rabbit_delay.periodic import beat
 
 
 def _install(app: Any) -> None:

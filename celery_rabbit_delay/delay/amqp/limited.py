@@ -1,0 +1,193 @@
+"""An AMQP connection whose waits can be limited in total, for connections that this package opens.
+
+A connection of the user is one, too. None of its waits is limited, but for those when it closes: see `CLOSING`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import struct
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext, suppress
+from functools import cached_property
+from typing import Any
+
+from amqp import spec
+from amqp.exceptions import AMQPError, ChannelError, NotAllowed
+from kombu.transport import pyamqp
+from kombu.utils.text import version_string_as_tuple
+
+from ... import upstream
+from ..core.options import Options
+
+#: The message of errors.
+NO_ANSWER = "RabbitMQ has not answered in time: is it reachable, and does an alarm block publishers?"
+
+
+#: What is added to RabbitMQ's refusal because of a limit of a user, of a virtual host or of a node.
+LIMITED = (
+    "A process that delays tasks needs one more connection for each on which it publishes, with up to 5 channels, and "
+    "a worker another one, with one for each stream that it follows: raise the limit, as with `rabbitmqctl "
+    'set_user_limits USER \'{"max-connections": 500, "max-channels": 5000}\'` or `rabbitmqctl set_vhost_limits -p '
+    "VHOST '{\"max-connections\": 500}'`; -1 is none"
+)
+
+
+#: Seconds to wait for the answer when a connection or a channel closes. After an error Kombu's pools close connections,
+#: so that a call would never raise its own error while nobody answers.
+CLOSING = 10
+
+#: The factor by which a wait may be longer than asked for: to tell the socket its limit takes two system calls a frame.
+_INEXACT = 1.02
+
+#: The frame with the method `connection.close`, without a reason (AMQP 0-9-1, clause 1.4.2.10). py-amqp would write it
+#: under a lock, which an interrupt may have left taken.
+_CLOSE = struct.pack(">BHIHHHBHHB", 1, 0, 11, *spec.Connection.Close, 0, 0, 0, 0, 0xCE)
+
+
+class LimitedConnection(pyamqp.Connection):  # type: ignore[misc]
+    """An `amqp.Connection` with a limit for all waits of a `with` block, for one thread at a time."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._process = os.getpid()
+        self._end: float | None = None  # of the innermost block of `within`, by `time.monotonic`
+        #: Seconds that a single wait takes at most without a block of `within`; None: no limit.
+        self.patience: float | None = None
+        #: By the number of a channel: who is told why the broker has closed it, in place of an error at this read.
+        self.on_refused: dict[int, Callable[[ChannelError], None]] = {}
+
+    @cached_property
+    def delay_options(self) -> Options:
+        options: Options = self.client.transport.delay_options
+        return options
+
+    @cached_property
+    def server_version(self) -> tuple[Any, ...]:
+        """The broker's version."""
+        version: tuple[Any, ...] = version_string_as_tuple(self.server_properties.get("version") or "0")
+        return version
+
+    def limit(self, seconds: float | None) -> None:
+        """Limit all waits from now on, until the next call, also those for room in the socket's buffer."""
+        self._end = None if seconds is None else time.monotonic() + seconds
+        if self.transport.sock.gettimeout() != seconds:
+            self.transport.sock.settimeout(seconds)
+
+    def within(self, seconds: float | None) -> AbstractContextManager[None]:
+        """Limit the total time that a `with` block waits. Blocks may be nested. Raises `TimeoutError`.
+
+        py-amqp's time-outs apply to single frames, so they never expire while a broker sends heartbeats.
+        """
+        return nullcontext() if seconds is None else _Within(self, time.monotonic() + seconds)
+
+    def seconds_left(self) -> float | None:
+        """Return the seconds until the limit; None without one. Raises `TimeoutError` after it."""
+        if self._end is None:
+            return None
+        left = self._end - time.monotonic()
+        if left <= 0:
+            raise TimeoutError(NO_ANSWER)
+        return left
+
+    def drain_events(self, timeout: float | None = None) -> Any:
+        if self._end is None:
+            if timeout is not None or self.patience is None:
+                return super().drain_events(timeout)
+            timeout = self.patience
+        if timeout is not None:
+            with self.within(timeout):
+                return self.drain_events()
+        while True:
+            left = self.seconds_left()
+            try:
+                if self.blocking_read(left):  # a heartbeat is not an answer
+                    return None
+            except TimeoutError:
+                self.seconds_left()  # raises an error that names possible causes
+                raise
+
+    def wait_until(self, is_done: Callable[[], bool], seconds: float | None = None) -> bool:
+        """Read what comes until something is true, or for so many seconds; return whether it is.
+
+        Raises `TimeoutError` after the limit of a block around it if it has none itself.
+        """
+        try:
+            with self.within(seconds):
+                while not is_done():
+                    self.drain_events()
+        except TimeoutError:
+            if seconds is None:
+                raise
+        return is_done()
+
+    def close(self, *args: Any, **kwargs: Any) -> None:
+        """Close. A broker that does not answer is left alone after `CLOSING` seconds, also by Kombu's pools."""
+        with self.within(CLOSING):
+            super().close(*args, **kwargs)
+
+    def read_all(self) -> None:
+        """Read what has come, and wait for nothing. Raises the error with which the broker closed the connection."""
+        with suppress(TimeoutError):
+            while upstream.has_input(self):  # which costs a tenth of a read that finds nothing
+                self.blocking_read(0)
+
+    def blocking_read(self, timeout: float | None = None) -> Any:
+        transport, sock = self.transport, self.transport.sock
+        has_limit = timeout and sock and timeout <= (sock.gettimeout() or 0) <= timeout * _INEXACT
+        if has_limit:
+            frame = transport.read_frame()
+        else:
+            with transport.having_timeout(timeout):
+                frame = transport.read_frame()
+        return self.on_inbound_frame(frame)
+
+    def on_inbound_method(self, channel_id: int, method_sig: Any, payload: Any, content: Any) -> Any:
+        try:
+            return super().on_inbound_method(channel_id, method_sig, payload, content)
+        except ChannelError as exc:
+            on_refused = self.on_refused.get(channel_id)
+            if on_refused is None or method_sig != spec.Channel.Close:
+                raise
+            on_refused(exc)
+
+    def _on_close(self, code: int, text: str, *method: int) -> Any:
+        """Raise why RabbitMQ closes this connection, with what is needed if it is a limit of connections or channels.
+
+        It is an error of a connection all the same, after which Celery and Kombu try again.
+        """
+        if code == NotAllowed.code and re.search(r"limit (of )?\(?\d", text):
+            text = f"{text}. {LIMITED}"
+        return super()._on_close(code, text, *method)
+
+    def collect(self) -> None:
+        if self._process != os.getpid():
+            upstream.close_socket(self)  # py-amqp would shut the socket down, for the parent as well
+        else:
+            upstream.stop_waiting(self)
+        super().collect()
+
+    def abandon(self) -> None:
+        """Close, and wait for nothing. The broker is told, so that it logs no error."""
+        if self.connected and self._process == os.getpid():
+            with suppress(OSError, AMQPError):
+                upstream.stop_waiting(self)
+                self.transport.write(_CLOSE)
+        self.collect()
+
+
+class _Within:
+    """A block of `LimitedConnection.within`: as a class, for a `contextmanager` costs six times as much."""
+
+    def __init__(self, connection: LimitedConnection, end: float) -> None:
+        self._connection = connection
+        self._end = end
+
+    def __enter__(self) -> None:
+        self._outer = outer = self._connection._end
+        self._connection._end = self._end if outer is None else min(outer, self._end)
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._connection._end = self._outer

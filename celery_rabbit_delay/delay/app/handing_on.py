@@ -1,0 +1,201 @@
+"""Hands on tasks that reach a worker before they are due, mostly because their sender does not use this package.
+
+Celery's worker would hold such tasks until they are due, and on RabbitMQ 4 a few of them stop it. This consumer sends
+them into the cascade instead, from which they come back to the same queue.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from datetime import datetime, timedelta, timezone
+from typing import Any
+
+import kombu
+from amqp.exceptions import AMQPError
+from celery.worker import state as worker_state
+from kombu.common import Broadcast
+
+from ... import upstream
+from ..amqp.confirms import NotStored
+from ..amqp.transport import DeliveredMessage, UserConnection
+from ..core import plan
+from ..core.due import eta_in_utc
+from ..core.errors import DelayError, InvalidDelay, InvalidDestination, MessageRefused
+from ..core.headers import Delivery, State
+from ..core.plan import Now
+
+logger = logging.getLogger(__name__)
+
+#: Errors that concern a task alone, and no others of its queue.
+ABOUT_ONE = (InvalidDelay, InvalidDestination, MessageRefused)
+
+#: In ticks: a task that is due sooner stays in the worker, because the cascade would keep it about as long.
+MOMENT = 2
+
+#: Seconds from the first task that is handed on to the log entry about all since; seconds that a worker waits for the
+#: broker's answer to a task, and for which Celery holds tasks after the connection has failed.
+REPORT_INTERVAL, PATIENCE, PAUSE = 60.0, 2.0, 10.0
+
+#: Seconds by which the clocks of two hosts may differ.
+CLOCKS_DIFFER = 5
+
+
+class HandingOn:
+    """Sends a consumer's tasks that are not due yet into the cascade, and acknowledges each once its copy is stored.
+
+    If the worker is killed in between, the broker delivers the original again. The consumer's thread waits for each
+    answer, for `PATIENCE` seconds at most.
+    """
+
+    def __init__(self, consumer: kombu.Consumer) -> None:
+        self._consumer = consumer
+        #: The callback for messages that are not handed on: Celery's task handler.
+        self.keep: Callable[[Any], Any] | None = None
+        self._refused: set[str] = set()  # names of queues
+        self._warned: set[type] = set()
+        #: The consumer is cancelled: what still reaches it comes again after the connection is closed.
+        self.is_over = False
+        self._paused_until = 0.0
+        self._stored = 0
+        #: Calls a function after some seconds; None outside of a worker.
+        self.call_after: Callable[[float, Callable[[], None]], Any] | None = None
+        self._timer: Any = None  # of the next report
+
+    def offer(self, message: DeliveredMessage) -> bool:
+        """Take a message if it can be handed on; return whether it was taken."""
+        options = self._consumer.channel.connection.delay_options
+        now, eta = datetime.now(timezone.utc), due_of(message)
+        early = came_early(message, eta, now)
+        due = early.due if early else eta
+        if due is None or (early is None and has_waited(message, due)):
+            return False
+        if due <= now + timedelta(seconds=MOMENT * options.tick) or not self._may_send(message):
+            return False
+        queue = self._queue_of(message)
+        if queue is None or queue.no_ack or isinstance(queue, Broadcast):
+            return False
+        if self.is_over:
+            return True
+        if (
+            queue.name in self._refused
+            or time.monotonic() < self._paused_until
+            or not self._publish(message, queue.name, due, early)
+        ):
+            return eta is None  # Celery would not hold it: it comes again when the connection is closed
+        message.ack()
+        self._stored += 1
+        if self._timer is None and self.call_after is not None:
+            self._timer = self.call_after(REPORT_INTERVAL, self.report)
+        return True
+
+    def _publish(self, message: DeliveredMessage, queue: str, due: datetime, early: State | None) -> bool:
+        """Send a copy of a task to the queue that it came from; return whether it is stored."""
+        connection: UserConnection = self._consumer.channel.connection
+        received = Delivery(message.delivery_info["exchange"], message.delivery_info["routing_key"], message.headers)
+        now = Now(datetime.now(timezone.utc), time.monotonic_ns())
+        try:
+            planned = plan.of_received(
+                message.amqp_message,
+                received,
+                queue,
+                due,
+                now,
+                connection.delay_options,
+                early,
+                connection.interceptor.ticket,
+            )
+            connection.sender.publish(planned, PATIENCE)
+        except (DelayError, AMQPError, OSError) as exc:
+            self._warn(queue, exc)
+            if not isinstance(exc, (DelayError, NotStored)):
+                self._paused_until = time.monotonic() + PAUSE
+            return False
+        return True
+
+    def finish(self) -> None:
+        """Take no more."""
+        self.is_over = True
+        self.report()
+
+    def report(self) -> None:
+        """Log how many tasks were handed on since the last report."""
+        timer, self._timer = self._timer, None
+        if timer is not None:
+            timer.cancel()
+        stored, self._stored = self._stored, 0
+        if stored:
+            logger.info("%d tasks came before they were due: they were handed on, and wait in RabbitMQ", stored)
+
+    def _warn(self, queue: str, refusal: Exception) -> None:
+        """Log why a task is not handed on, once per kind of reason, and stop handing on tasks of its queue.
+
+        Some errors concern only this task, and a lost connection or a broker that does not answer this
+        moment, so other tasks of the queue are still handed on.
+        """
+        if isinstance(refusal, (DelayError, NotStored)) and not isinstance(refusal, ABOUT_ONE):
+            self._refused.add(queue)
+        if type(refusal) not in self._warned:
+            self._warned.add(type(refusal))
+            logger.warning(
+                "A task came from %r before it was due, and this worker cannot hand it on, so it holds such tasks "
+                "itself, as Celery does: %s",
+                queue,
+                refusal,
+            )
+
+    def _may_send(self, message: DeliveredMessage) -> bool:
+        """Return whether a message was not revoked, and has no `user_id` or that of this connection.
+
+        RabbitMQ refuses messages with the `user_id` of another user.
+        """
+        user = message.properties.get("user_id")
+        return message.headers.get("id") not in worker_state.revoked and (
+            not user or user == self._consumer.connection.userid
+        )
+
+    def _queue_of(self, message: DeliveredMessage) -> kombu.Queue | None:
+        name = upstream.queue_of_tag(self._consumer, message.delivery_info.get("consumer_tag"))
+        return next((queue for queue in self._consumer.queues if queue.name == name), None)
+
+
+def eta_of(message: DeliveredMessage) -> Any:
+    """Return the eta of a task from its headers, or from its body with task protocol 1. None without an eta."""
+    if "task" in message.headers and "eta" in message.headers:
+        return message.headers["eta"]
+    try:
+        body = message.payload
+    except Exception:  # Celery reports the error
+        return None
+    return body.get("eta") if isinstance(body, dict) and "task" in body else None
+
+
+def due_of(message: DeliveredMessage) -> datetime | None:
+    """Return the due time of a task in UTC, as Celery's worker reads it; None without an eta."""
+    eta = eta_of(message)
+    try:
+        return eta_in_utc(eta) if eta else None
+    except InvalidDelay:  # Celery reports the error
+        return None
+
+
+def has_waited(message: DeliveredMessage, due: datetime) -> bool:
+    """Return whether a message was in the cascade until it was due, even if this worker's slow clock disagrees.
+
+    Headers of the package alone do not prove that: a worker without it publishes a retry with those of the first try.
+    """
+    return message.delayed_until is not None and due - message.delayed_until < timedelta(seconds=1)
+
+
+def came_early(message: DeliveredMessage, eta: datetime | None, now: datetime) -> State | None:
+    """Return what the cascade's header says of a message that was to wait for a delivery time, and did not.
+
+    This may be while the nodes of a cluster are upgraded. The clocks of hosts may differ, too: so a task with just this
+    eta, which Celery holds, counts only if it is far too early. What has passed levels comes when it is due.
+    """
+    held = message.held
+    if held is None:
+        return None
+    is_safe = eta is not None and held.due - eta < timedelta(seconds=1)
+    return held if held.due > now + timedelta(seconds=CLOCKS_DIFFER if is_safe else 0) else None

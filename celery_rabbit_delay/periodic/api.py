@@ -1,0 +1,180 @@
+"""Periodic entries that are written while beats run, beside those in the code: list, add, change, disable, run now.
+
+    from celery_rabbit_delay import periodic
+
+    periodic.add(app, "report", "shop.tasks.report", crontab(hour="4", minute="30"))
+
+The active beat of `celery beat -S rabbit-delay` makes each change, at once, or this process while no beat runs.
+"""
+
+from __future__ import annotations
+
+import getpass
+import json
+import os
+import platform
+import sys
+from collections.abc import Iterable, Mapping
+from contextlib import closing
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+from amqp.exceptions import NotFound
+from celery import Celery
+
+from ..delay.amqp.connecting import Patience, connected
+from ..delay.core.errors import DelayError, EntryConflict, InvalidEntry
+from .beat import Scheduler, queue_of
+from .core.entries import Edit
+from .lock import NoHolder, ask
+from .operate import PeriodicTask, read_status
+from .schedules import check_future, definition_of
+
+PeriodicTask.__module__ = __package__  # where users find it
+
+#: Seconds to wait for an answer: longer than it takes another beat to become the active one.
+PATIENCE = 20.0
+
+
+def entries(app: Celery) -> list[PeriodicTask]:
+    """Return all entries, the next first: of the code, and written ones. While no beat runs, the code is that here."""
+    return read_status(_ask(app, {}, looks=True)).entries
+
+
+def add(
+    app: Celery,
+    name: str,
+    task: str,
+    schedule: Any,
+    args: Iterable[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    options: Mapping[str, Any] | None = None,
+    *,
+    enabled: bool = True,
+    by: str | None = None,
+) -> None:
+    """Write a new entry, which counts instead of one of the same name in the code until it is removed.
+
+    `schedule`: seconds, a `timedelta`, `crontab`, `schedule`, `solar`, a `datetime` for one run, or a text such as
+    `"crontab 30 4 1 * *"`. `by`: who writes it, by default the user of this process. Raises `EntryConflict` if such an
+    entry was written already, `InvalidEntry`, and `DelayError` without an answer.
+    """
+    _edit(app, name, 0, by, definition_of(task, schedule, args, kwargs, options, app), enabled)
+
+
+def change(
+    app: Celery,
+    name: str,
+    *,
+    task: str | None = None,
+    schedule: Any = None,
+    args: Iterable[Any] | None = None,
+    kwargs: Mapping[str, Any] | None = None,
+    options: Mapping[str, Any] | None = None,
+    enabled: bool | None = None,
+    version: int | None = None,
+    by: str | None = None,
+) -> None:
+    """Change an entry, and keep what is not named. One in the code is written with the change.
+
+    `version`: that of the entry that you have seen; by default the present one. Raises `EntryConflict` if the entry
+    has another version when the change is made, `InvalidEntry`, and `DelayError` without an answer.
+    """
+    given = {"task": task, "schedule": schedule, "args": args, "kwargs": kwargs, "options": options}
+    if enabled is None and all(value is None for value in given.values()):
+        raise InvalidEntry("nothing is to be changed: name a task, a schedule, arguments, options or enabled")
+    seen = _seen(app, name)
+    if seen.definition is None:
+        raise InvalidEntry(f"the entry {name!r} in the code is not JSON: add one of the same name")
+    new = {**seen.definition, **{key: value for key, value in given.items() if value is not None}}
+    _edit(app, name, seen.version if version is None else version, by, definition_of(**new, app=app), enabled)
+
+
+def disable(app: Celery, name: str, *, version: int | None = None, by: str | None = None) -> None:
+    """Stop the runs of an entry. Raises as `change`."""
+    _edit(app, name, version, by, is_enabled=False)
+
+
+def enable(app: Celery, name: str, *, version: int | None = None, by: str | None = None) -> None:
+    """Let an entry run again; it begins now. Raises as `change`."""
+    _edit(app, name, version, by, is_enabled=True)
+
+
+def remove(app: Celery, name: str, *, version: int | None = None, by: str | None = None) -> None:
+    """Remove a written entry; one of the same name in the code counts again. Raises as `change`."""
+    _edit(app, name, version, by, removes=True)
+
+
+def run_now(app: Celery, name: str) -> str:
+    """Send a task of an entry at once, besides those of its schedule; return its id.
+
+    Raises `InvalidEntry`, and `DelayError` if it could not be sent.
+    """
+    id_ = str(uuid4())
+    _ask(app, {"run": name, "id": id_})
+    return id_
+
+
+def _seen(app: Celery, name: str) -> PeriodicTask:
+    for entry in read_status(_ask(app, {"entry": name}, looks=True)).entries:
+        return entry
+    raise InvalidEntry(f"there is no entry {name!r}")
+
+
+def _edit(
+    app: Celery,
+    name: str,
+    version: int | None,
+    by: str | None,
+    definition: dict[str, Any] | None = None,
+    is_enabled: bool | None = None,
+    removes: bool = False,
+) -> None:
+    if not isinstance(name, str) or not name:
+        raise InvalidEntry(f"cannot use the name {name!r}: use a text")
+    if definition is not None:
+        check_future(definition["schedule"], app)
+    version = _seen(app, name).version if version is None else version
+    now = datetime.now(timezone.utc).isoformat(timespec="seconds")
+    _ask(app, {"edit": Edit(uuid4().hex, name, version, by or _who(), now, definition, is_enabled, removes)})
+
+
+def _who() -> str:
+    """Return whose process this is, on which host, and which program."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # a container without a name for its user
+        user = str(os.getuid())
+    return f"{user}@{platform.node()}, {Path(*sys.argv[:1]).name}[{os.getpid()}]"
+
+
+def _ask(app: Celery, question: Any, looks: bool = False) -> dict[str, Any]:
+    """Ask the active beat, or do what it would do if there is none. Who only `looks` creates no queue."""
+    answer, tries = None, Patience(PATIENCE)
+    with connected(app.connection_for_write()) as connection:
+        while True:
+            try:
+                answer = ask(connection, queue_of(app), question, PATIENCE)
+            except NotFound:
+                answer = _visit(app, question, looks)
+            except NoHolder:
+                answer = _visit(app, question)
+            if answer is not None or not tries.pause():
+                break
+    if answer is None:
+        raise DelayError(f"no beat has answered within {PATIENCE:.0f} s: list the entries to see whether it is done")
+    if "conflict" in answer:
+        raise EntryConflict(answer["conflict"])
+    if "error" in answer:
+        raise InvalidEntry(answer["error"])
+    found: dict[str, Any] = answer
+    return found
+
+
+def _visit(app: Celery, question: Any, looks: bool = False) -> dict[str, Any] | None:
+    """Be the active beat for one question; None if another process is it. Who only `looks` creates no queue."""
+    app.finalize()
+    with closing(Scheduler(app, visiting=True)) as scheduler:
+        return (scheduler.look if looks else scheduler.visit)(json.dumps(question))

@@ -1,0 +1,162 @@
+"""Writes the streams beside a cascade: a record of each delayed message, and later changes."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+
+from amqp import Message
+from amqp.exceptions import AMQPError, InternalError, ResourceError
+
+from ... import upstream
+from ...delay.amqp import declare
+from ...delay.amqp.confirms import ANSWERS, NotStored, Outgoing
+from ...delay.amqp.connecting import again
+from ...delay.amqp.publisher import DelayedPublisher
+from ...delay.core.errors import CascadeMissing, DelayError, NotRouted, StreamUnavailable, UnsupportedConfiguration
+from ...delay.core.plan import Plan
+from ...delay.core.topology import Stream
+from ..core import journal, streams
+from ..core.journal import Record
+from .making import create_streams
+
+logger = logging.getLogger(__name__)
+
+#: The maximum number of records, and of their bytes, in one message of a stream. Fewer messages are faster to read.
+_MAX_RECORDS, _MAX_BYTES = 100, 100_000
+
+#: Bytes of a record that RabbitMQ takes by default, of 16 MiB: the message alone may just fit.
+_LARGEST = 16 * 1024 * 1024 - 10_000
+
+#: Seconds until the next attempt to write to a stream that does not work; at first it may only just be coming up.
+_FIRST_PAUSE, _PAUSE = 1, 60
+
+#: Seconds for which a write to a stream without a leader is tried again.
+LEADERLESS = 15
+
+
+class StreamWriter:
+    """Writes the streams of a cascade through the connection of a publisher. For blocks of `Sender.turn`."""
+
+    def __init__(self, publisher: DelayedPublisher, paused: dict[str, float]) -> None:
+        """`paused` are names of streams that do not work, and the time (`time.monotonic`) of the next attempt."""
+        self._publisher, self._channel, self._options = publisher, publisher.channel, publisher.options
+        self._paused = paused
+        self._known: set[Stream] = set()  # those that have taken a message of this connection
+
+    def record(self, plan: Plan, message: Message) -> None:
+        """Send the record of a message that is stored, without waiting: a later turn reads the answer.
+
+        Only the first one for a stream is waited for, which creates a missing stream: one that has lost its data makes
+        RabbitMQ 4.3 close the connection, which must not hit the next message. Logs a warning if that fails.
+        """
+        ticket = plan.ticket
+        if ticket is None or self._is_paused(stream := ticket.stream) or not (record := record_of(plan, message)):
+            return
+        if stream not in self._known:
+            self.store([(stream, record)])
+            return
+        try:
+            self._channel.send(self.outgoing(stream, journal.pack_records([record])), partial(self._on_answer, stream))
+        except (AMQPError, OSError) as exc:
+            self._give_up(stream, exc)
+
+    def _on_answer(self, stream: Stream, refusal: Exception | None) -> None:
+        if refusal is not None:
+            self._known.discard(stream)
+            self.pause(stream, refusal)
+
+    def store(self, records: Iterable[tuple[Stream, Record]]) -> None:
+        """Store the records of messages that are stored, many in one message. Log a warning if that fails."""
+        bodies: dict[Stream, list[bytes]] = {}
+        for stream, pack in packs(records):
+            bodies.setdefault(stream, []).append(journal.pack_records(pack))
+        for stream, some in bodies.items():
+            try:
+                if not self._is_paused(stream):
+                    self.write(stream, some)
+            except (DelayError, AMQPError, OSError) as exc:
+                self._give_up(stream, exc)
+
+    def _give_up(self, stream: Stream, reason: Exception) -> None:
+        self.pause(stream, reason)
+        if not isinstance(reason, ANSWERS):
+            self._publisher.connection.abandon()  # no error: the messages are stored; the next connects again
+
+    def _is_paused(self, stream: Stream) -> bool:
+        return self._paused.get(stream.name, 0) > time.monotonic()
+
+    def pause(self, stream: Stream, reason: Exception) -> None:
+        """Stop writing to a stream for a while; log a warning if none was paused in the last minute."""
+        name, before = stream.name, time.monotonic() - _PAUSE
+        if all(end < before for end in self._paused.values()):
+            logger.warning(
+                "Delayed messages are sent without being recorded, so they cannot be listed or moved: "
+                "the stream %r does not work: %s. To record none, set the option journal=None",
+                name,
+                reason,
+            )
+        pause = _PAUSE if self._paused.get(name, -math.inf) >= before else _FIRST_PAUSE
+        # A broker without streams closes the connection at each attempt.
+        self._paused[name] = time.monotonic() + (math.inf if isinstance(reason, UnsupportedConfiguration) else pause)
+
+    def write(self, stream: Stream, bodies: Iterable[bytes]) -> None:
+        """Store messages in a stream, which is created if it is missing: one round trip.
+
+        Raises `CascadeMissing` with `declare="passive"`, `NotPermitted`, `CascadeConflict`, `NotStored`,
+        `UnsupportedConfiguration` without the schedule.
+        """
+        streams.require_schedule(self._options)
+        messages = [self.outgoing(stream, body) for body in bodies]
+        try:
+            self._write(stream, messages)
+        except CascadeMissing:
+            create_streams(self._channel, self._options, self._publisher.cascade, [stream])
+            self._write(stream, messages)
+
+    def _write(self, stream: Stream, messages: Iterable[Outgoing]) -> None:
+        with declare.translate_errors(self._publisher.cascade):
+            try:
+                for confirm in [self._channel.send(one) for one in messages]:
+                    self._channel.wait(confirm)
+            except NotRouted as exc:
+                raise CascadeMissing(f"the stream {stream.name!r} is missing, or its node is down") from exc
+            except (InternalError, ResourceError) as exc:  # the stream has no leader, or has lost its data
+                raise StreamUnavailable(f"the stream {stream.name!r} cannot be written now: {exc}") from exc
+        self._known.add(stream)
+
+    def outgoing(self, stream: Stream, body: bytes) -> Outgoing:
+        """Return a message for a stream."""
+        return Outgoing(Message(body, delivery_mode=2), self._publisher.cascade.ingest, stream.routing_key)
+
+
+def until_there_is_a_leader(write: Callable[[], None], seconds: float | None = None) -> None:
+    """Call a function that writes to a stream, which has no leader just after its creation, or the loss of a node.
+
+    Again and again for some seconds, `LEADERLESS` at most.
+    """
+    again(write, (StreamUnavailable, NotStored), min(LEADERLESS, seconds or LEADERLESS))
+
+
+def record_of(plan: Plan, message: Message) -> Record | None:
+    """Return the record of a message as it is sent; None if it is too large, with a warning."""
+    record = Record(plan.due_ms, plan.ticket.number if plan.ticket else 0, plan.id, *upstream.serialize(message))
+    if record.size > _LARGEST:
+        logger.warning("The message %r is sent without being recorded: it is too large to record", plan.id)
+        return None
+    return record
+
+
+def packs(records: Iterable[tuple[Stream, Record]]) -> Iterator[tuple[Stream, list[Record]]]:
+    """Yield records of the same stream together, as many as one message of it holds."""
+    open_: dict[Stream, list[Record]] = {}
+    for stream, record in records:
+        pack = open_.setdefault(stream, [])
+        if len(pack) >= _MAX_RECORDS or (pack and sum(one.size for one in pack) + record.size > _MAX_BYTES):
+            yield stream, pack
+            pack = open_[stream] = []
+        pack.append(record)
+    yield from open_.items()

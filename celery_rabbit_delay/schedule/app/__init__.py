@@ -1,0 +1,1 @@
+"""What an app and its workers have of the schedule."""
