@@ -49,8 +49,8 @@ class Leaderless:
     """A connection to a broker where the stream of changes has a leader only after some seconds."""
 
     def __init__(self, seconds: float) -> None:
-        self.connection, self.sender = self, self
-        self.transport = SimpleNamespace(delay_options=Options())
+        self.connection, self.interceptor = self, self
+        self.transport = SimpleNamespace(delay_options=Options(schedule=True))
         self.since, self.written = seconds, list[bytes]()
 
     def write(self, stream: Any, bodies: list[bytes], limit: float | None) -> None:

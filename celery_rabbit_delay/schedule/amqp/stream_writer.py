@@ -19,7 +19,7 @@ from ...delay.amqp.publisher import DelayedPublisher
 from ...delay.core.errors import CascadeMissing, DelayError, NotRouted, StreamUnavailable, UnsupportedConfiguration
 from ...delay.core.plan import Plan
 from ...delay.core.topology import Stream
-from ..core import journal, streams
+from ..core import journal
 from ..core.journal import Record
 from .making import create_streams
 
@@ -106,10 +106,8 @@ class StreamWriter:
     def write(self, stream: Stream, bodies: Iterable[bytes]) -> None:
         """Store messages in a stream, which is created if it is missing: one round trip.
 
-        Raises `CascadeMissing` with `declare="passive"`, `NotPermitted`, `CascadeConflict`, `NotStored`,
-        `UnsupportedConfiguration` without the schedule.
+        Raises `CascadeMissing` with `declare="passive"`, `NotPermitted`, `CascadeConflict`, `NotStored`.
         """
-        streams.require_schedule(self._options)
         messages = [self.outgoing(stream, body) for body in bodies]
         try:
             self._write(stream, messages)

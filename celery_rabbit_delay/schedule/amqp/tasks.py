@@ -22,6 +22,7 @@ from ...delay.amqp.sender import settle
 from ...delay.core import headers as headers_
 from ...delay.core.due import eta_in_utc
 from ...delay.core.errors import InvalidDelay
+from ...delay.core.options import Options
 from ...operate.queue_names import QueueNames
 from ...text import counted, escape
 from ...unreadable import Unreadable, reading
@@ -353,7 +354,9 @@ def write_changes(connection: kombu.Connection, messages: Iterable[bytes], secon
     With a limit in seconds it waits neither for a leader nor for the end of an alarm: `TimeoutError`. RabbitMQ has the
     messages then, in the buffers of its socket, and takes them when the alarm ends.
     """
-    stream, bodies = streams.changes_of(connection.transport.delay_options), list(messages)
+    options: Options = connection.transport.delay_options
+    streams.require_schedule(options)
+    stream, bodies = streams.changes_of(options), list(messages)
     write = partial(connection.connection.interceptor.write, stream, bodies, seconds)
     if seconds is None:
         until_there_is_a_leader(write)
