@@ -39,7 +39,7 @@ class _Missing:
         self.outboxes = outboxes
         self.until = time.monotonic() + AGAIN  # when one is tried again
         self.uses = 0  # by messages that came since
-        self.is_declared = False
+        self.is_declared: bool | None = None  # False: that was refused
 
 
 class Routes:
@@ -118,17 +118,19 @@ class Routes:
         """Return whether messages need not do without outboxes any more.
 
         A process that misses them often declares them. They are bound later, so that nobody sends to a queue that
-        RabbitMQ has not completely started and saved.
+        RabbitMQ has not completely started and saved. A batch waits for neither while its messages are unanswered.
         """
         one, cascade = self._missing[destination, ticks], self._cascade
+        one.uses += 1
+        if channel.unanswered > 1:  # not just a record
+            return False
         try:
             if time.monotonic() >= one.until:
                 if one.is_declared:
                     declare.bind_outboxes(channel.get_channel(), cascade, destination, one.outboxes)
                 self._missing.pop((destination, ticks), None)
                 return True
-            one.uses += 1
-            if one.uses == OFTEN and self._options.declare == "auto":
+            if one.uses >= OFTEN and one.is_declared is None and self._options.declare == "auto":
                 declare.declare_outboxes(channel.get_channel(), cascade, destination, one.outboxes)
                 one.is_declared, one.until = True, time.monotonic() + declare.SAVED_AFTER
         except DelayError as exc:  # such as a limit of queues
