@@ -116,7 +116,7 @@ def test_an_exchange_that_picks_one_queue_still_picks_one(vhost: Vhost, kind: st
 @pytest.mark.parametrize("exchange", ["", "replies"])
 def test_short_lived_queues_leave_no_outboxes_and_no_bindings(vhost: Vhost, exchange: str) -> None:
     vhost.declare("q", exchange=exchange)
-    with vhost.connection() as connection:
+    with vhost.connection(outboxes=()) as connection:
         channel = connection.default_channel
         connection.Producer().publish("x", exchange=exchange, routing_key="q", headers=SOON)
         before = vhost.bindings(), vhost.names("queues")
