@@ -57,9 +57,9 @@ def add(
 ) -> None:
     """Write a new entry, which counts instead of one of the same name in the code until it is removed.
 
-    `schedule`: seconds, a `timedelta`, `crontab`, `schedule`, `solar`, a `datetime` for one run, or a text such as
-    `"crontab 30 4 1 * *"`. `by`: who writes it, by default the user of this process. Raises `EntryConflict` if such an
-    entry was written already, `InvalidEntry`, and `DelayError` without an answer.
+    The schedule is seconds, a `timedelta`, `crontab`, `celery.schedules.schedule`, `solar`, a `datetime` for one run,
+    or a text such as `"crontab 30 4 1 * *"`. `by`: who writes it, by default the user of this process. Raises
+    `EntryConflict` if such an entry was written already, `InvalidEntry`, and `DelayError` without an answer.
     """
     _edit(app, name, 0, by, definition_of(task, schedule, args, kwargs, options, app), enabled)
 

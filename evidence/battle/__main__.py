@@ -1,7 +1,7 @@
 """Runs battles and prints their verdicts; exits with 1 if ours lost a confirmed task, or ran an early or cancelled one.
 
 python -m evidence.battle                         the short one, on RabbitMQ 3.10 and 4.3
-python -m evidence.battle --long                  every scenario against every contender, for docs/battle.md
+python -m evidence.battle --long                  every scenario against every contender, for README.md
 python -m evidence.battle --rabbitmq 4.3 --scenario "broker killed" --rounds 6
 
 Ledgers and logs are left in .battle/.

@@ -22,7 +22,7 @@ from .scenarios import SCENARIOS
 RESULTS = Path(__file__).with_name("results.json")
 VERDICTS = Path(__file__).with_name("verdicts.csv")
 _DOCS = Path(__file__).parents[2] / "docs"
-PAGES = _DOCS / "battle.md", _DOCS / "trust.md", _DOCS / "operations.md"
+PAGES = Path(__file__).with_name("README.md"), _DOCS / "trust.md", _DOCS / "operations.md"
 
 COUNTS = {
     "confirmed": "confirmed",

@@ -9,7 +9,7 @@ os.environ.setdefault("DJANGO_SETTINGS_MODULE", "settings")
 django.setup()
 
 app = Celery("shop", broker="amqp://guest:guest@localhost//")
-celery_rabbit_delay.install(app)
+celery_rabbit_delay.install(app, schedule=True)
 
 
 @app.task(name="remind")

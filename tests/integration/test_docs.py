@@ -90,9 +90,9 @@ def test_the_commands_of_the_page_on_operations_work_one_after_the_other(vhost: 
 @pytest.mark.long
 def test_the_commands_of_the_pages_on_deployment_and_leaving_work_one_after_the_other(vhost: Vhost) -> None:
     deployed = run_all(vhost, "deployment.md")
-    assert deployed == [(name, 0) for name in ("setup", "verify", "status", "list", "verify")]
+    assert deployed == [(name, 0) for name in ("setup", "verify", "status", "verify")]
     left = run_all(vhost, "how-to/leave.md")
-    assert left == [("status", 0), ("status", 0), ("list", 0), ("celery-rabbit-delay", 0)]
+    assert left == [("status", 0), ("celery-rabbit-delay", 0)]
     assert not [name for name in vhost.names("exchanges") if name.startswith("celery-rabbit-delay.")]
 
 
@@ -101,7 +101,7 @@ def test_the_commands_of_the_pages_that_a_team_asks_for_work(vhost: Vhost) -> No
     for page in (
         "production.md",
         "runbook.md",
-        "limits.md",
+        "sizing.md",
         "how-to/two-apps.md",
     ):
         codes = run_all(vhost, page)

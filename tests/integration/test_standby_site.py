@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 from functools import partial
 from typing import Any
@@ -86,22 +85,15 @@ def test_a_second_site_has_every_delayed_task_and_every_cancellation_and_so_has_
 
 
 @pytest.mark.parametrize("queue_type", ["classic", "quorum"])
-def test_what_the_second_site_has_goes_on_being_deleted_after_the_policy_is_unless_it_is_by_number(
-    vhost: Vhost, queue_type: str
-) -> None:
-    by_age, by_number = ('{"message-ttl": 3600000}', '{"max-length": 10000}')
-    page = PAGE.read_text()
-    for definition, quick in ((by_number, {"max-length": 5}), (by_age, {"message-ttl": 3_000})):
-        assert f"$ rabbitmqctl set_policy --apply-to queues standby '^celery$' '{definition}'" in page
-        name = f"{queue_type} {definition}"
-        vhost.declare(name, arguments={"x-queue-type": queue_type})
-        vhost.policy("standby", quick, pattern=f"^{re.escape(name)}$")
-        vhost.publish(name, *[0] * 10)
-        wait_until(partial(vhost.count, name), "they are there")
-        vhost.broker.node.ctl("clear_policy", "--vhost", vhost.name, "standby")
-        vhost.publish(name, 0)
-    wait_until(lambda: vhost.count(name) == 1, "only the one that came later stays")
-    assert vhost.count(f"{queue_type} {by_number}") == 6
+def test_what_the_second_site_has_goes_on_being_deleted_after_the_policy_is(vhost: Vhost, queue_type: str) -> None:
+    assert """queues standby '^celery$' '{"message-ttl": 3600000}'""" in PAGE.read_text()
+    vhost.declare("q", arguments={"x-queue-type": queue_type})
+    vhost.policy("standby", {"message-ttl": 3_000}, pattern="^q$")
+    vhost.publish("q", *[0] * 10)
+    wait_until(partial(vhost.count, "q"), "they are there")
+    vhost.broker.node.ctl("clear_policy", "--vhost", vhost.name, "standby")
+    vhost.publish("q", 0)
+    wait_until(lambda: vhost.count("q") == 1, "only the one that came later stays")
 
 
 def received(vhost: Vhost, amount: int) -> list[str]:
