@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -35,3 +37,26 @@ def test_a_lock_is_that_of_green_threads_if_they_come_later() -> None:
         "user.client = kombu.Connection('rabbit-delay://'); assert green in map(type, vars(user.sender).values())"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_install_alone_loads_nothing_of_the_schedule() -> None:
+    code = (
+        "from celery import Celery; import celery_rabbit_delay; app = Celery(broker='amqp://'); "
+        "celery_rabbit_delay.install(app); app.connection_for_write().transport.intercept(None); app.amqp.Consumer"
+    )
+    other = ("operate", "periodic", "schedule", "unreadable", "web", "cli")
+    found = imported_by(code)
+    assert not {name for name in found if name.startswith(tuple(f"celery_rabbit_delay.{room}" for room in other))}
+
+
+ROOT = Path(__file__).parents[2]
+DELAY = ROOT / "celery_rabbit_delay" / "delay"
+
+
+def test_who_wants_to_trust_the_delay_has_little_to_read() -> None:
+    listed = re.findall(r"^\d+\. `(\w+/\w+\.py)`", (ROOT / "CONTRIBUTING.md").read_text(), re.MULTILINE)
+    assert 10 < len(listed) <= 16
+    assert sum(len((DELAY / name).read_text().splitlines()) for name in listed) <= 2500
+    files = list(DELAY.rglob("*.py"))
+    assert len(files) <= 34
+    assert sum(len(path.read_text().splitlines()) for path in files) <= 4210

@@ -8,7 +8,7 @@ from celery_rabbit_delay.delay.core.names import LAYOUT
 from tools import layout
 
 CHANGED = (
-    "layout changed: raise LAYOUT in core/names.py, and tell users in CHANGELOG.md and docs/deployment.md how a later "
+    "layout changed: raise LAYOUT in names.py, and tell users in CHANGELOG.md and docs/deployment.md how a later "
     "layout takes the place of an earlier one; then run `make layout`. While no release has this LAYOUT yet, `make "
     "layout` is enough."
 )
