@@ -10,7 +10,7 @@ import pytest
 from celery import Celery
 
 from celery_rabbit_delay import install
-from tests.kit.broker import QUICK, Vhost
+from tests.kit.broker import Vhost, quick
 
 MakeApp = Callable[..., Celery]
 
@@ -26,7 +26,7 @@ def make_app(vhost: Vhost) -> Iterator[MakeApp]:
     def make(options: Any = None, **conf: Any) -> Celery:
         app = Celery("shop", set_as_current=False)
         app.conf.update({"broker_url": vhost.url("amqp"), "result_backend": "cache+memory://", **conf})
-        install(app, **QUICK | (options or {}))
+        install(app, **quick(options or {}))
         app.task(name="t", shared=False)(nothing)
         apps.append(app)
         return app

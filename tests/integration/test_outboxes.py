@@ -92,7 +92,7 @@ def test_a_delay_whose_outbox_is_missing_passes_levels_until_it_was_used_often(
         lead(connection, "q")
     options: dict[str, Any] = {"outboxes": [5, 10, 15, 30, 60, 20], "slack": 0.0}
     exact = outbox(vhost, "20s.")
-    with vhost.connection(declare="passive" if passive else "auto", journal=None, **options) as connection:
+    with vhost.connection(declare="passive" if passive else "auto", **options) as connection:
         lead(connection, "q")
         monkeypatch.setattr(declare, "SAVED_AFTER", 60)
         for number in range(1, 8):

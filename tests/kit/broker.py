@@ -32,6 +32,13 @@ QUICK: dict[str, Any] = {"tick": 0.01, "max_delay": 120}
 if find_spec("celery_rabbit_delay.schedule"):
     QUICK["schedule"] = True
 
+
+def quick(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return quick options with others; without the schedule nothing is recorded, whatever a test asks for."""
+    given = {**QUICK, **options}
+    return given if given.get("schedule") else {name: value for name, value in given.items() if name != "journal"}
+
+
 #: Seconds to wait for messages through queues that several connections declare at the same moment: RabbitMQ tells the
 #: second one that a quorum queue exists before it takes messages, and tries those again after three minutes.
 DECLARED_TWICE = 200
@@ -111,7 +118,7 @@ class Vhost:
 
     def connection(self, user: str = "guest", confirm_publish: bool = False, **options: Any) -> kombu.Connection:
         """Return a Kombu connection with our transport and quick options."""
-        transport_options = {"rabbit_delay": QUICK | options, "confirm_publish": confirm_publish}
+        transport_options = {"rabbit_delay": quick(options), "confirm_publish": confirm_publish}
         return kombu.Connection(self.url(user=user), transport_options=transport_options)
 
     def plain(self) -> kombu.Connection:

@@ -9,10 +9,11 @@ from contextlib import AbstractContextManager, nullcontext
 from types import SimpleNamespace
 from typing import Any
 
+import kombu
 import pytest
 from amqp.exceptions import RecoverableConnectionError
 
-from celery_rabbit_delay import Options, StreamUnavailable
+from celery_rabbit_delay import Options, StreamUnavailable, UnsupportedConfiguration
 from celery_rabbit_delay.delay.core.topology import Stream
 from celery_rabbit_delay.schedule.amqp import stream_consumer
 from celery_rabbit_delay.schedule.amqp.follower import Extent, Follower
@@ -187,3 +188,21 @@ def test_a_stream_that_is_only_just_coming_up_is_tried_again_soon_and_a_broken_o
     journal.pause(stream, StreamUnavailable("it has no leader"))
     assert paused[stream.name] == 1001, "it has worked meanwhile, or nobody has tried"
     assert len(caplog.records) == 2
+
+
+@pytest.mark.parametrize(
+    ("url", "streams"),
+    [
+        ("rabbit-delays://u:p@b-c8352341-ec91-4a78-ad9c-a43f23d325bb.mq.us-west-2.amazonaws.com:5671//", False),
+        ("rabbit-delays://u:p@b-1.MQ.cn-north-1.amazonaws.com.cn//", False),
+        ("rabbit-delays://u:p@b-1.mq.eu-central-1.on.aws//", False),
+        ("rabbit-delays://u:p@rabbit.shop.example;rabbit-delays://u:p@b-1.mq.us-west-2.amazonaws.com//", False),
+        ("rabbit-delay://u:p@ec2-1-2-3-4.us-west-2.compute.amazonaws.com//", True),
+        ("rabbit-delay://", True),
+    ],
+)
+def test_the_schedule_is_refused_where_streams_lose_data(url: str, streams: bool) -> None:
+    assert kombu.Connection(url).transport.delay_options == Options()
+    scheduled = kombu.Connection(url, transport_options={"rabbit_delay": {"schedule": True}})
+    with nullcontext() if streams else pytest.raises(UnsupportedConfiguration, match="Amazon MQ a stream loses data"):
+        assert scheduled.transport.delay_options.schedule

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ssl
-from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 import kombu
 import pytest
 
-from celery_rabbit_delay import Options, UnsupportedConfiguration
+from celery_rabbit_delay import UnsupportedConfiguration
 from celery_rabbit_delay.delay.amqp.transport import UserConnection
 
 
@@ -74,21 +73,3 @@ def test_an_event_loop_reads_once_what_came_in_with_the_answer_to_consume() -> N
     connection.connected = False  # a loop that is closed runs what it has not run yet
     function(*arguments)
     assert drained == [0.1]
-
-
-@pytest.mark.parametrize(
-    ("url", "streams"),
-    [
-        ("rabbit-delays://u:p@b-c8352341-ec91-4a78-ad9c-a43f23d325bb.mq.us-west-2.amazonaws.com:5671//", False),
-        ("rabbit-delays://u:p@b-1.MQ.cn-north-1.amazonaws.com.cn//", False),
-        ("rabbit-delays://u:p@b-1.mq.eu-central-1.on.aws//", False),
-        ("rabbit-delays://u:p@rabbit.shop.example;rabbit-delays://u:p@b-1.mq.us-west-2.amazonaws.com//", False),
-        ("rabbit-delay://u:p@ec2-1-2-3-4.us-west-2.compute.amazonaws.com//", True),
-        ("rabbit-delay://", True),
-    ],
-)
-def test_the_schedule_is_refused_where_streams_lose_data(url: str, streams: bool) -> None:
-    assert kombu.Connection(url).transport.delay_options == Options()
-    scheduled = kombu.Connection(url, transport_options={"rabbit_delay": {"schedule": True}})
-    with nullcontext() if streams else pytest.raises(UnsupportedConfiguration, match="Amazon MQ a stream loses data"):
-        assert scheduled.transport.delay_options.schedule
