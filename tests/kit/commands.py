@@ -17,13 +17,9 @@ from tests.kit.broker import QUICK, Vhost, lead
 from tests.kit.wait import wait_until
 
 CASCADE = Options(**QUICK).cascade
-QUICKLY = (
-    "--tick",
-    str(QUICK["tick"]),
-    "--max-delay",
-    str(QUICK["max_delay"]),
-    *(["--schedule"] if "schedule" in QUICK else []),
-)
+QUICKLY: tuple[str, ...] = ("--tick", str(QUICK["tick"]), "--max-delay", str(QUICK["max_delay"]))
+if "schedule" in QUICK:
+    QUICKLY += ("--schedule",)
 
 PROGRAM = Path(sys.executable).with_name("celery-rabbit-delay")
 
