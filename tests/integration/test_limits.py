@@ -43,9 +43,9 @@ def test_a_limit_of_queues_below_the_cascade_is_named_with_the_number_that_is_ne
 def test_setup_that_can_see_the_limit_creates_nothing_if_there_is_no_room_for_all(vhost: Vhost) -> None:
     vhost.declare("q")
     api = management(vhost)
-    limit_queues(vhost, 30)
+    limit_queues(vhost, 20)
     refused = run(vhost.url("amqp"), "--queue", "q", "setup", *api)
-    found = re.search(r"(\d+) queues are to be created, .* has 1 of at most 30: raise .* to (\d+)", refused.err)
+    found = re.search(r"(\d+) queues are to be created, .* has 1 of at most 20: raise .* to (\d+)", refused.err)
     assert found, refused.err
     assert int(found[2]) == int(found[1]) + 1
     assert vhost.names("queues") == ["q"]
@@ -120,7 +120,7 @@ def test_a_limit_of_connections_or_channels_is_named_with_what_is_needed(
         says = rf"limit (of )?\(?{too_few}.*needs one more connection.*up to 5 channels.*{limit}"
         with pytest.raises(NotAllowed, match=says):
             publish(connection, 1)
-        asked = run(vhost.url("amqp", user), "list")
+        asked = run(vhost.url("amqp", user), "status")
         assert (asked.code, re.search(says, asked.err.replace("\n", " ")) is not None) == (1, True), asked.err
         put(enough)
         publish(connection, 0.01)
