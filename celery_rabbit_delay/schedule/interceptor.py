@@ -36,6 +36,7 @@ from .amqp.stream_writer import StreamWriter, record_of
 from .core import streams
 from .core.changes import Changes
 from .core.fates import Fate, fate
+from .core.journal import Record
 
 logger = logging.getLogger(__name__)
 
@@ -76,6 +77,7 @@ class ScheduleInterceptor(Interceptor):
         self._client = client
         self.options: Options = client.transport.delay_options
         self._following: Following | None = None
+        self._lost: list[tuple[Stream, Record]] = []  # records of which the broker's answer was lost
         self._writers: WeakKeyDictionary[DelayedPublisher, StreamWriter] = WeakKeyDictionary()
         self.ticket = partial(streams.ticket, self.options)  # type: ignore[method-assign]
 
@@ -93,11 +95,13 @@ class ScheduleInterceptor(Interceptor):
 
     def stored(self, publisher: DelayedPublisher, sent: Sequence[tuple[Plan, Message]]) -> None:
         writer = self._writer(publisher)
-        if len(sent) == 1:
+        if len(sent) == 1 and not self._lost:
             writer.record(*sent[0])
         else:
+            lost = [*self._lost]
+            self._lost.clear()
             records = ((plan.ticket, record_of(plan, message)) for plan, message in sent)
-            writer.store((ticket.stream, record) for ticket, record in records if ticket and record)
+            writer.store([*lost, *((ticket.stream, record) for ticket, record in records if ticket and record)])
 
     def write(self, stream: Stream, bodies: Iterable[bytes], seconds: float | None = None) -> None:
         """Store messages in a stream beside the cascade. Raises as `StreamWriter.write`."""
@@ -108,7 +112,7 @@ class ScheduleInterceptor(Interceptor):
     def _writer(self, publisher: DelayedPublisher) -> StreamWriter:
         writer = self._writers.get(publisher)
         if writer is None:
-            writer = self._writers[publisher] = StreamWriter(publisher, paused_of[self._client])
+            writer = self._writers[publisher] = StreamWriter(publisher, paused_of[self._client], self._lost)
         return writer
 
     def drops(self, message: Any, state: State | None) -> bool:

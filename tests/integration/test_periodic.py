@@ -331,6 +331,6 @@ def test_without_an_answer_it_is_said_how_to_find_out(
 ) -> None:
     serve()
     monkeypatch.setattr(Lock, "answer", lambda *_: None)
-    monkeypatch.setattr(periodic, "PATIENCE", 1)
+    monkeypatch.setattr(periodic.api, "PATIENCE", 1)
     with pytest.raises(DelayError, match="list the entries to see whether it is done"):
         periodic.run_now(app, "hourly")

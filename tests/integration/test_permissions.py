@@ -66,7 +66,8 @@ def test_an_operator_needs_no_more_than_its_row(vhost: Vhost) -> None:
         for id_ in ("a", "b"):
             publish(connection, 60, correlation_id=id_)
     assert run(url, "cancel", "a", "b").code == 0
-    assert run(url, "teardown", "--yes", *management(vhost)).code == 0
+    done = run(url, "teardown", "--yes", *management(vhost))
+    assert done.code == 0, done.text
     wait_until(lambda: "celery-rabbit-delay.v3.10ms.ingest" not in vhost.names("exchanges"), "the cascade is gone")
 
 

@@ -532,7 +532,7 @@ def test_what_was_cancelled_is_restored_and_all_of_it_is_logged(
 ) -> None:
     vhost.declare("celery", "q")
     app, url = make_app(options=RECORDED), vhost.url("amqp")
-    caplog.set_level("INFO", "celery_rabbit_delay.delay.amqp")
+    caplog.set_level("INFO", "celery_rabbit_delay.schedule.amqp")
     stamps = {"stamps": {"customer": ["7"]}}
     sent: dict[str, Any] = {"first": stamps, "second": {"root_id": "flow", "group": "some"}, "other": {}}
     with vhost.connection(**RECORDED) as connection:

@@ -176,7 +176,7 @@ def test_a_stream_that_is_only_just_coming_up_is_tried_again_soon_and_a_broken_o
     options = Options()
     publisher: Any = SimpleNamespace(channel=None, options=options, cascade=options.cascade)
     paused: dict[str, float] = {}
-    journal = StreamWriter(publisher, paused)
+    journal = StreamWriter(publisher, paused, [])
     stream = streams.journal_for(options.cascade, 60)
     attempts = []
     for _ in range(3):

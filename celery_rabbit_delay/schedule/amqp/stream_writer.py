@@ -41,10 +41,15 @@ LEADERLESS = 15
 class StreamWriter:
     """Writes the streams of a cascade through the connection of a publisher. For blocks of `Sender.turn`."""
 
-    def __init__(self, publisher: DelayedPublisher, paused: dict[str, float]) -> None:
-        """`paused` are names of streams that do not work, and the time (`time.monotonic`) of the next attempt."""
+    def __init__(
+        self, publisher: DelayedPublisher, paused: dict[str, float], lost: list[tuple[Stream, Record]]
+    ) -> None:
+        """`paused` are names of streams that do not work, and the time (`time.monotonic`) of the next attempt.
+
+        `lost` gets records of which the answer was lost, to be stored with the next ones: twice is once in a list.
+        """
         self._publisher, self._channel, self._options = publisher, publisher.channel, publisher.options
-        self._paused = paused
+        self._paused, self._lost = paused, lost
         self._known: set[Stream] = set()  # those that have taken a message of this connection
 
     def record(self, plan: Plan, message: Message) -> None:
@@ -60,14 +65,19 @@ class StreamWriter:
             self.store([(stream, record)])
             return
         try:
-            self._channel.send(self.outgoing(stream, journal.pack_records([record])), partial(self._on_answer, stream))
+            answered = partial(self._on_answer, stream, record)
+            self._channel.send(self.outgoing(stream, journal.pack_records([record])), answered)
         except (AMQPError, OSError) as exc:
             self._give_up(stream, exc)
 
-    def _on_answer(self, stream: Stream, refusal: Exception | None) -> None:
-        if refusal is not None:
-            self._known.discard(stream)
+    def _on_answer(self, stream: Stream, record: Record, refusal: Exception | None) -> None:
+        if refusal is None:
+            return
+        self._known.discard(stream)
+        if isinstance(refusal, (NotRouted, NotStored)):
             self.pause(stream, refusal)
+        else:  # the connection is lost, or another message has closed the channel
+            self._lost.append((stream, record))
 
     def store(self, records: Iterable[tuple[Stream, Record]]) -> None:
         """Store the records of messages that are stored, many in one message. Log a warning if that fails."""
