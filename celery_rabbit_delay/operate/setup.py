@@ -178,7 +178,7 @@ def _drop_cancelled(
     Raises `NotEmpty` if there are others, of which it takes `_AT_MOST`: RabbitMQ may take a moment to return them to
     their queues, where they count.
     """
-    before = status(connection, destinations)
+    before = status(connection, destinations, management.snapshot() if management else None)
     if not before.streams or not before.waiting:
         return 0
     connection.connection.interceptor.learn()
