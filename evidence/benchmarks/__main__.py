@@ -1,4 +1,4 @@
-"""Runs the measurements and writes `results.json`, of which docs/benchmarks.md tells.
+"""Runs the measurements and writes `results.json`, of which README.md tells.
 
 python -m evidence.benchmarks                       on RabbitMQ 3.10 and 4.3, an hour on two CPUs
 python -m evidence.benchmarks --schedule            what the schedule costs, into `schedule.json`: a quarter of an hour

@@ -17,7 +17,7 @@ from evidence.benchmarks.rows import HORIZONS, LATENESS, ROUTES
 from tests.kit.page import machine, said
 
 DOCS = Path(__file__).parents[2] / "docs"
-PAGE = said(DOCS / "benchmarks.md")
+PAGE = said(DOCS.parent / "evidence" / "benchmarks" / "README.md")
 
 US, NATIVE, NONE = Ours.name, Native.name, Contender.name
 

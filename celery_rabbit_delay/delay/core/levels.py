@@ -12,7 +12,7 @@ from typing import NamedTuple
 #: Seconds: delays of outboxes. Each everyday delay of evidence/benchmarks/rows.py is among them.
 DEFAULT_OUTBOXES: tuple[float, ...] = (
     # The first `MOST_COMBINED` leave few levels to delays spread evenly up to 15 s, a minute, 10 minutes, an hour and a
-    # day (docs/benchmarks.md).
+    # day (evidence/benchmarks/README.md).
     *(5, 10, 15, 300, 600),
     *(1, 2, 3, 20, 30, 45, 60, 120, 180, 900, 1200, 1800, 2700),
     *(3600, 7200, 10800, 14400, 21600, 28800, 43200),
