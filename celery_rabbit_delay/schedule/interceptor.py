@@ -1,4 +1,4 @@
-"""Filters received messages before their consumer sees them: some must no longer be delivered."""
+"""What the schedule does on the way of a message: it records what is sent, and drops what must not be delivered."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import kombu
 from amqp import Message
@@ -78,7 +77,6 @@ class ScheduleInterceptor(Interceptor):
         self.options: Options = client.transport.delay_options
         self._following: Following | None = None
         self._lost: list[tuple[Stream, Record]] = []  # records of which the broker's answer was lost
-        self._writers: WeakKeyDictionary[DelayedPublisher, StreamWriter] = WeakKeyDictionary()
         self.ticket = partial(streams.ticket, self.options)  # type: ignore[method-assign]
 
     @property
@@ -110,9 +108,9 @@ class ScheduleInterceptor(Interceptor):
             self._writer(sender.publisher()).write(stream, bodies)
 
     def _writer(self, publisher: DelayedPublisher) -> StreamWriter:
-        writer = self._writers.get(publisher)
+        writer: StreamWriter | None = publisher.kept
         if writer is None:
-            writer = self._writers[publisher] = StreamWriter(publisher, paused_of[self._client], self._lost)
+            writer = publisher.kept = StreamWriter(publisher, paused_of[self._client], self._lost)
         return writer
 
     def drops(self, message: Any, state: State | None) -> bool:

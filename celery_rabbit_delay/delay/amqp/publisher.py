@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from datetime import timedelta
 from functools import lru_cache
+from typing import Any
 
 from amqp import Message
 from amqp.exceptions import AccessRefused, ChannelError, FrameError, NotFound
@@ -55,6 +56,7 @@ class DelayedPublisher:
         """
         self.connection, self.options, self.interceptor = connection, options, interceptor
         self.channel = ConfirmedChannel(connection)
+        self.kept: Any = None  # by the interceptor, for as long as the connection
         #: The broker's, if its queues hold each message until it is due.
         self.clock: BrokerClock | None = None
         self._use(options.cascade)

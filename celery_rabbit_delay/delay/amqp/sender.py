@@ -71,11 +71,11 @@ class Sender:
 
     def __init__(self, user: Any) -> None:
         """For a `Connection` of the user."""
+        self._interceptor = user.interceptor  # an error if the connection is closed
         self.options: Options = user.delay_options
         self._user = weakref.ref(user)
         self._client = copy_of(user.client, "publisher")
         self._connect_timeout: float | None = self._client.connect_timeout
-        self._interceptor = user.interceptor
         self._lock = threading.Lock()
         _of_this_process.add(self)
         #: By whether their messages have to pass levels.

@@ -248,13 +248,13 @@ class UserConnection(LimitedConnection):
         process = os.getpid()
         found = self._senders.get(process)
         if found is None:
-            if self.client is None:
-                raise RecoverableConnectionError("the connection is closed")
             found = self._senders.setdefault(process, Sender(self))
         return found
 
     @cached_property
     def interceptor(self) -> Interceptor:
+        if self.client is None:
+            raise RecoverableConnectionError("the connection is closed")
         interceptor: Interceptor = self.client.transport.intercept(self.client)
         return interceptor
 
