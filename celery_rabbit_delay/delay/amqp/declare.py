@@ -19,12 +19,10 @@ from ..core.errors import (
     CascadeConflict,
     CascadeMissing,
     DestinationNotFound,
-    LayoutMismatch,
     LimitReached,
     NotPermitted,
 )
 from ..core.levels import MOST_COMBINED
-from ..core.names import LAYOUT
 from ..core.topology import Binding, Cascade, Exchange, Queue
 
 #: Seconds after which RabbitMQ reports a quorum queue as empty if its leader has not answered (rabbit_quorum_queue,
@@ -49,23 +47,12 @@ Channel = Any  # an amqp.Channel; py-amqp has no type hints
 
 
 def require_cascade(channel: Channel, cascade: Cascade) -> None:
-    """Check that the cascade exists. Raises `CascadeMissing`, `LayoutMismatch`, `NotPermitted`."""
+    """Check that the cascade exists. Raises `CascadeMissing`, `NotPermitted`."""
     with translate_errors(cascade):
         if exchange_exists(channel, cascade.marker):
             return
     lacking = list(missing(channel, cascade))
     more = f" and {len(lacking) - 4} more" if len(lacking) > 4 else ""
-    if others := other_layouts(channel, cascade):
-        newest = others[-1]
-        advice = (
-            'which declare="passive" does not create: run `celery -A APP delay setup` of this release'
-            if newest < LAYOUT
-            else "because it is older: upgrade this process"
-        )
-        raise LayoutMismatch(
-            f"the broker has layout {newest} of the cascade {cascade.prefix!r}, and this release of "
-            f"celery-rabbit-delay needs layout {LAYOUT}, {advice}"
-        )
     raise CascadeMissing(
         f'declare="passive", and the broker lacks {", ".join(lacking[:4])}{more}: run `celery -A APP delay setup`, or '
         f'a worker or publisher with declare="auto", as a user who may configure, write and read ^{cascade.prefix}\\.'
@@ -149,16 +136,6 @@ def save(channel: Channel, cascade: Cascade) -> None:
         channel.queue_delete(name, nowait=True)
     except (AccessRefused, PreconditionFailed):
         time.sleep(SAVED_AFTER)
-
-
-def other_layouts(channel: Channel, cascade: Cascade) -> list[int]:
-    """Return the layouts of other releases under the cascade's prefix, the oldest first, if this user may see them."""
-    found = []
-    for layout in range(2, LAYOUT + 5):
-        with suppress(AccessRefused):
-            if layout != LAYOUT and exchange_exists(channel, cascade.root_of(layout)):
-                found.append(layout)
-    return found
 
 
 def bind(channel: Channel, binding: Binding, nowait: bool = False) -> None:

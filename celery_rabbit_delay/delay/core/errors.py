@@ -40,10 +40,6 @@ class CascadeMissing(DelayError):
     """The broker lacks a part of the cascade, and `declare="passive"` forbids creating it: run `setup`."""
 
 
-class LayoutMismatch(CascadeMissing):
-    """The broker has only the cascade of another release, and `declare="passive"` forbids creating a new one."""
-
-
 class DestinationNotFound(DelayError):
     """The exchange or queue that the message is for does not exist."""
 

@@ -41,11 +41,7 @@ class Names:
     @cached_property
     def root(self) -> str:
         """The common prefix of all names of the cascade."""
-        return self.root_of(LAYOUT)
-
-    def root_of(self, layout: int) -> str:
-        """Return the root in another layout. Where the exchange of that name exists, that layout is in use."""
-        return f"{self.prefix}.v{layout}.{self.milliseconds(1)}ms"
+        return f"{self.prefix}.v{LAYOUT}.{self.milliseconds(1)}ms"
 
     @property
     def streams_root(self) -> str:
