@@ -43,7 +43,7 @@ def is_by_time(connection: kombu.Connection) -> bool:
 
 
 def require(connection: kombu.Connection, recorded: bool = False) -> None:
-    """Make sure that the cascade is there, or with `recorded` one of its prefix, as far as this user may see it.
+    """Make sure that the cascade is there, or with `recorded` streams of its prefix, as far as this user may see it.
 
     Raises `CascadeMissing`.
     """
@@ -51,10 +51,15 @@ def require(connection: kombu.Connection, recorded: bool = False) -> None:
     beside = connection.connection.interceptor.streams() if recorded else ()
     channel, root = connection.default_channel, options.cascade.root
     with suppress(AccessRefused):  # whatever is done next says what is not permitted
-        if not declare.exchange_exists(channel, root) and not any(
-            declare.queue_exists(channel, s.name) for s in beside
-        ):
+        if any(declare.queue_exists(channel, stream.name) for stream in beside):
+            return
+        if not declare.exchange_exists(channel, root):
             raise CascadeMissing(f"there is no cascade {root!r}: check --prefix and --tick, or run `setup`")
+        if recorded:
+            raise CascadeMissing(
+                f"nothing is recorded beside the cascade {root!r}: add schedule=True to install(app), for its workers "
+                "and publishers, or run `setup` with --schedule"
+            )
 
 
 def existing(connection: kombu.Connection) -> list[Cascade]:

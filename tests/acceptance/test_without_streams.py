@@ -69,6 +69,8 @@ def test_an_app_without_the_schedule_creates_no_stream_and_what_needs_it_says_wh
         worked = shop.delay(*command)
         assert worked.code == 0, worked.text
         assert ".changes" not in worked.text
+    listed = run(shop.vhost.url("amqp"), "list", options=("--tick", "0.01", "--max-delay", "120"))
+    assert (listed.code, "add schedule=True" in listed.err) == (1, True), "although no --schedule is asked for"
     queues = json.loads(shop.delay("export").out)["queues"]
     assert not [queue["name"] for queue in queues if queue["arguments"]["x-queue-type"] == "stream"]
     assert run(shop.vhost.url("amqp"), "--no-schedule", "--queue", "celery", "setup").code == 0
