@@ -8,6 +8,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import kombu.pools
 import pytest
 
 import celery_rabbit_delay
@@ -77,6 +78,28 @@ def test_an_app_without_the_schedule_creates_no_stream_and_what_needs_it_says_wh
     assert "celery_rabbit_delay_orphans 0.0" in shop.delay("metrics").out
     assert {run_["name"] for run_ in shop.runs()} == {"delayed"}
     assert streams_of(shop.vhost) == []
+
+
+def test_by_default_a_worker_and_a_publisher_open_one_connection_more_than_plain_celery(make_shop: MakeShop) -> None:
+    def opened(shop: Shop) -> int:
+        return shop.vhost.broker.node.ctl("list_connections", "vhost").splitlines().count(shop.vhost.name)
+
+    def counts(options: dict[str, Any] | None, name: str, countdown: float | None) -> tuple[int, int]:
+        """Return how many connections a publisher that has sent a task has, and how many a worker adds."""
+        shop = make_shop(options)
+        shop.send("note", name, countdown=countdown)
+        publisher = opened(shop)
+        worker = shop.worker(name=name)
+        shop.wait_for(1, name)
+        both = opened(shop)
+        worker.stop()
+        shop.app.close()
+        kombu.pools.reset()
+        wait_until(lambda: not opened(shop), "all are closed")
+        return publisher, both - publisher
+
+    plain, ours = counts(None, "plain", None), counts({**QUICK, "schedule": False}, "ours", 0.5)
+    assert ours == (plain[0] + 1, plain[1] + 1)
 
 
 class Streamless(Node):
