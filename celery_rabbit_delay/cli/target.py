@@ -55,6 +55,9 @@ _UNREADABLE = (
 class Target(ABC):
     """The cascade that a command is for."""
 
+    #: Whether who asks for records has not said that there is a schedule.
+    implies_schedule = False
+
     @abstractmethod
     def connection(self, recorded: bool = False) -> kombu.Connection:
         """Return a connection with the options of the cascade, which is not connected yet; for records, if so."""
@@ -100,7 +103,7 @@ class Target(ABC):
         """
         with handle_errors(), connecting_.connected(self.connection(recorded)) as connection:
             if exists:
-                operate.require(connection, recorded)
+                operate.require(connection, recorded, self.implies_schedule)
             yield connection
 
 
@@ -111,6 +114,7 @@ class BrokerTarget(Target):
         self.url = url
         self.options = options
         self.queue_names = queues
+        self.implies_schedule = "schedule" not in options
 
     def connection(self, recorded: bool = False) -> kombu.Connection:
         """As said. Who asks for records wants the schedule, without --schedule, too."""

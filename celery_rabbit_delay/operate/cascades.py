@@ -42,10 +42,10 @@ def is_by_time(connection: kombu.Connection) -> bool:
     return False
 
 
-def require(connection: kombu.Connection, recorded: bool = False) -> None:
+def require(connection: kombu.Connection, recorded: bool = False, are_there: bool = False) -> None:
     """Make sure that the cascade is there, or with `recorded` streams of its prefix, as far as this user may see it.
 
-    Raises `CascadeMissing`.
+    With `are_there`, a cascade without streams will not do. Raises `CascadeMissing`.
     """
     options: Options = connection.transport.delay_options
     beside = connection.connection.interceptor.streams() if recorded else ()
@@ -55,7 +55,7 @@ def require(connection: kombu.Connection, recorded: bool = False) -> None:
             return
         if not declare.exchange_exists(channel, root):
             raise CascadeMissing(f"there is no cascade {root!r}: check --prefix and --tick, or run `setup`")
-        if recorded:
+        if are_there:
             raise CascadeMissing(
                 f"nothing is recorded beside the cascade {root!r}: add schedule=True to install(app), for its workers "
                 "and publishers, or run `setup` with --schedule"

@@ -142,7 +142,7 @@ class ScheduleInterceptor(Interceptor):
         if found is Fate.CANCELLED:
             return discards is None or not discards(id_)
         if found is Fate.MOVED:
-            logger.info("A message that was moved is dropped here: %s", headers.get("id"))
+            logger.info("A message that was moved is dropped here: %s", id_)
         return found is not Fate.WAITS
 
     def learn(self) -> None:

@@ -32,7 +32,7 @@ from celery_rabbit_delay.web import search as search_
 from celery_rabbit_delay.web.index import Counts
 from celery_rabbit_delay.web.indexer import Indexer
 from celery_rabbit_delay.web.search import Filter
-from tests.kit.broker import Vhost, take
+from tests.kit.broker import Vhost, lead, take
 from tests.kit.commands import CASCADE, QUICKLY, celery, make_orphans, management, run
 from tests.kit.site import Site, serving
 from tests.kit.wait import wait_until
@@ -321,6 +321,7 @@ def test_a_mistyped_prefix_is_said(vhost: Vhost, serve: Serve) -> None:
 def test_health_shows_levels_and_what_verify_finds(vhost: Vhost, serve: Serve) -> None:
     vhost.declare("q")
     with vhost.connection(**RECORDED) as connection:
+        lead(connection, "q", delays=[60])
         for _ in range(4):
             publish(connection, 60)
         publish(connection, 100)

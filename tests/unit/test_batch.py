@@ -120,7 +120,7 @@ def test_what_is_refused_again_alone_fails_with_its_id_and_all_others_are_stored
     sender.refuses = {"1": NotStored(), "3": NotStored()}
     sender.refuses_alone = {"1": NotStored()}
     with (
-        pytest.raises(BatchFailed, match="1 delayed messages are not stored, send them again") as failed,
+        pytest.raises(BatchFailed, match="1 delayed messages may not be stored, send them again") as failed,
         collecting(9),
     ):
         add(sender, "1", "2", "3")

@@ -11,12 +11,13 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from amqp import Message
-from amqp.exceptions import AMQPError, FrameError
+from amqp.exceptions import AMQPError
 
 from ..core.errors import CascadeMissing, DelayError, MessageRefused, NotRouted
 from .confirms import NotStored
 
 if TYPE_CHECKING:
+    from ..core.destination import Destination
     from ..core.plan import Plan
     from .sender import Sender
 
@@ -27,7 +28,10 @@ MAX_SIZE = 1000
 
 #: A message that was refused with these is sent again alone: it may have been another one, with which RabbitMQ closed
 #: the channel or the connection, or a part of the cascade was missing.
-_AGAIN = (CascadeMissing, NotStored, MessageRefused, FrameError)
+_AGAIN = (CascadeMissing, NotStored, MessageRefused)
+
+#: For so many messages a destination that is full is waited for, not for each: that takes seconds.
+_PATIENT = 3
 
 
 class BatchFailed(DelayError):
@@ -66,7 +70,7 @@ class Batch:
 
     def _send(self, sender: Sender, plan: Plan) -> None:
         with sender.turn():
-            message = sender.publisher(plan.came_early).submit(plan, partial(self._on_answer, self.amount))
+            message = sender.publisher().submit(plan, partial(self._on_answer, self.amount))
             self._sent[self.amount] = sender, plan, message
             self.amount += 1
 
@@ -89,11 +93,14 @@ class Batch:
             # After an error of the connection, all that it has not answered is refused with that.
             with suppress(AMQPError, OSError), one.turn() as connection:
                 connection.wait_until(partial(self._has_settled, one, most))
-        stored, self._stored = self._stored, []
-        for one in list(dict.fromkeys(sender for sender, *_ in stored)):
-            with suppress(AMQPError, OSError, DelayError), one.turn():
-                publisher, its = one.publisher(), [(plan, message) for sender, plan, message in stored if sender is one]
-                publisher.interceptor.stored(publisher, its)
+        for one in list(dict.fromkeys(sender for sender, *_ in self._stored)):
+            its = [(plan, message) for sender, plan, message in self._stored if sender is one]
+            try:
+                with one.turn():
+                    one.publisher().interceptor.stored(one.publisher(), its)
+            except (AMQPError, OSError, DelayError) as exc:
+                logger.warning("%d messages of a batch are stored, but not recorded: %s", len(its), exc)
+            self._stored = [stored for stored in self._stored if stored[0] is not one]
 
     def _has_settled(self, sender: Sender, most: int) -> bool:
         return len(self._sent) <= most or not sender.unanswered
@@ -111,15 +118,23 @@ class Batch:
         self._again += self._returned
         # An interrupt may have come between an answer and our note of it.
         self._again += [(sender, plan) for sender, plan, _ in self._sent.values()]
+        full: dict[Destination, list[Exception]] = {}
         for sender, plan in self._again:
+            if len(refusals := full.get(plan.destination, [])) >= _PATIENT:
+                self._failed.append((plan, refusals[0]))
+                continue
             try:
                 sender.publish(plan)
             except (DelayError, AMQPError, OSError) as exc:
                 self._failed.append((plan, exc))
+                if isinstance(exc, NotStored):
+                    full.setdefault(plan.destination, []).append(exc)
         if self._failed:
             ids = [plan.message.properties.get("correlation_id") for plan, _ in self._failed]
             reason = self._failed[0][1]
-            raise BatchFailed(f"{len(ids)} delayed messages are not stored, send them again: {reason}", ids) from reason
+            raise BatchFailed(
+                f"{len(ids)} delayed messages may not be stored, send them again: {reason}", ids
+            ) from reason
 
 
 class _Thread(threading.local):

@@ -120,7 +120,9 @@ class Routes:
         A process that misses them often declares them. They are bound later, so that nobody sends to a queue that
         RabbitMQ has not completely started and saved. A batch waits for neither while its messages are unanswered.
         """
-        one, cascade = self._missing[destination, ticks], self._cascade
+        one, cascade = self._missing.get((destination, ticks)), self._cascade
+        if one is None:  # another thread has just come to that
+            return True
         one.uses += 1
         if channel.unanswered > 1:  # not just a record
             return False

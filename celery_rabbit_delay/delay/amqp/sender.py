@@ -183,14 +183,17 @@ class Turn:
         sender, seconds, is_mine, began = self._sender, self._seconds, False, time.monotonic()
         try:
             is_mine = self._lock.acquire(timeout=-1 if seconds is None else seconds)
+            if is_mine and self._lock is not sender._lock:  # somebody was interrupted while this thread waited
+                raise RecoverableConnectionError("the connection was closed")
             if is_mine:
                 connection = sender._ready(seconds and max(began + seconds - time.monotonic(), _LEAST))
                 connection.limit(seconds and max(began + seconds - time.monotonic(), _LEAST))
                 return connection
         except BaseException as exc:
-            # An interrupt may have come just after the lock was taken: nobody can tell, so nobody uses it again.
-            sender._lock = threading.Lock()
-            sender.close(exc if isinstance(exc, Exception) else None)
+            if not is_mine:  # an interrupt may have come just after the lock was taken: nobody uses it again
+                self._lock = sender._lock = threading.Lock()
+            if self._lock is sender._lock:
+                sender.close(exc if isinstance(exc, Exception) else None)
             if is_mine:
                 self._lock.release()
             raise

@@ -85,5 +85,5 @@ def parse_x_delay(x_delay: object) -> int:
 
 
 def to_ticks(delay: int, tick: int) -> int:
-    """Return the whole ticks that a `delay` > 0 takes, rounded up; both are microseconds."""
+    """Return the whole ticks that a `delay` > 0 takes, rounded up; both have the same unit."""
     return -(-delay // tick)
