@@ -11,6 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from celery_rabbit_delay.schedule.amqp.making import make_streams
+from celery_rabbit_delay.schedule.core import streams
 from tests.kit.broker import DECLARED_TWICE, Vhost, publish, take, waiting_for_queues
 from tests.kit.recorded import records
 
@@ -134,8 +136,13 @@ def test_an_outbox_that_several_processes_create_at_once_holds_up_nothing(vhost:
 
 
 def test_the_first_records_of_several_processes_are_all_written(vhost: Vhost) -> None:
-    """Before 4.0.6, RabbitMQ closes the connection of whoever writes to a stream that another is just creating."""
+    """As a rule a worker or `setup` has made the streams.
+
+    Before 4.0.6, RabbitMQ closes the connection of whoever writes to a stream that another is just creating.
+    """
     vhost.declare("q")
+    with vhost.connection(journal=10) as connection:
+        make_streams(connection, streams.wanted(connection.transport.delay_options))
     together = threading.Barrier(8, timeout=60)
 
     def work(process: int) -> None:
