@@ -64,7 +64,9 @@ def main() -> int:
             battle = fights[fought]
             add(results, *battle, figures)
             table.add_row(*battle, *cells(figures))
-            good &= verdict.good or battle[-1] != OURS
+            # A battle in which nobody could cancel shows nothing.
+            has_cancelled = bool(figures["cancelled"]) or not battle[1].startswith("tasks cancelled")
+            good &= (verdict.good and has_cancelled) or battle[-1] != OURS
     Console(width=160).print(table)
     return 0 if good else 1
 

@@ -30,7 +30,7 @@ RETRIES = 2  # with backoff
 
 #: Options of `install`, None for Celery alone.
 CONTENDERS: dict[str, dict[str, Any] | None] = {
-    OURS: {},
+    OURS: {"schedule": True},  # tasks are cancelled and moved
     "native delayed delivery": None,
     "plain eta": None,
 }
@@ -60,7 +60,7 @@ def make_app(broker: str, contender: str) -> Celery:
         worker_prefetch_multiplier=int(os.environ.get("BATTLE_PREFETCH", "4")),
     )
     if options is not None:
-        celery_rabbit_delay.install(app, **options, **json.loads(os.environ.get("BATTLE_OPTIONS", "{}")))
+        celery_rabbit_delay.install(app, **{**options, **json.loads(os.environ.get("BATTLE_OPTIONS", "{}"))})
     return app
 
 
