@@ -39,18 +39,17 @@ from .core.journal import Record
 
 logger = logging.getLogger(__name__)
 
-#: Seconds after which a message that comes makes the connection try again to read a stream: one that may come back by
-#: itself, at first and in the end, and one that somebody has to see to. When a node of a cluster goes or comes,
-#: RabbitMQ restarts the replicas of streams, and refuses to send them meanwhile.
+#: Seconds until a message makes the connection try again to read a stream that has failed: after the first failure, at
+#: most, and where somebody has to mend something first. When a node of a cluster goes or comes, RabbitMQ restarts the
+#: replicas of streams, and refuses to send them meanwhile.
 SOON, AGAIN, MUCH_LATER = 0.5, 10, 300
 
-#: While a stream cannot be read, trying takes half of the time at first, for cancelled tasks may come meanwhile, and
-#: later at most one part in so many.
+#: Trying to read a stream that goes on failing takes at most one part in so many of the time since its first failure.
 SHARE = 5
 
 #: What says that a task is cancelled must not wait until a busy consumer acknowledges what came before it, for the task
-#: itself may be there already. More do not fit into the buffers of a socket, and RabbitMQ closes a connection that
-#: takes nothing for 15 s.
+#: itself may be there already. More messages do not fit into the buffers of a socket, and RabbitMQ closes a connection
+#: that takes nothing for 15 s.
 _PREFETCH = 10_000
 
 

@@ -58,7 +58,7 @@ class Batch:
         self._max_size = max_size
         self._sent: dict[int, tuple[Sender, Plan, Message]] = {}  # what the broker has not answered
         self._stored: list[tuple[Sender, Plan, Message]] = []  # those with tickets
-        self._returned: list[tuple[Sender, Plan]] = []  # by an outbox that is missing: now others are known to do
+        self._returned: list[tuple[Sender, Plan]] = []  # by a missing outbox: they take levels the next time
         self._again: list[tuple[Sender, Plan]] = []
         self._failed: list[tuple[Plan, Exception]] = []
 

@@ -1,6 +1,6 @@
 """What an add-on may do to delayed messages on their way. The delay itself does nothing of it.
 
-The field's word is from Kafka's clients, whose interceptors see each record as it is sent, confirmed and received.
+The word is that of Kafka's clients, whose interceptors see each record as it is sent, confirmed and received.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Interceptor:
     """
 
     def ticket(self, headers: Mapping[str, Any], delay: int) -> Ticket | None:
-        """Return what the header of a message is to carry, which waits for a delay in microseconds.
+        """Return a ticket for a message with a delay in microseconds: our header carries its number.
 
         Nothing is sent yet, and an error raised here is raised by `publish`.
         """

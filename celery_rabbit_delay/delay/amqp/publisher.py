@@ -64,7 +64,7 @@ class DelayedPublisher:
         #: Quorum queues of these releases know two priorities, and look for expired messages only at the head.
         self._caps_priority = (4, 0) <= connection.server_version < (4, 3)
         self._ways = lru_cache(maxsize=1024)(self._find_way)
-        #: Whether to ask whether they do.
+        #: Whether to ask before each message if the queues of the broker hold messages until they are due.
         self._asks = not through_levels and options.may_wait_by_time(connection.server_version)
         if self._asks:
             self._choose_way()
@@ -168,7 +168,7 @@ class DelayedPublisher:
         is_exact = routes.takes(self.channel, destination, ticks)
         combined = () if is_exact else routes.combined(self.channel, destination)
         enters, exchange, key, more = self._ways(self.cascade, destination, ticks, combined, is_exact)
-        if destination.key is None:  # nor do those of an exchange
+        if destination.key is None:  # the outbox of an exchange keeps no key, so the message carries its own
             more = [*more, plan.headers[headers_.HEADER]["routing_key"]]
         headers = {**plan.headers, "CC": more} if more else dict(plan.headers)
         if self.clock:

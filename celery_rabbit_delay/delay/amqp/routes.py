@@ -45,7 +45,7 @@ class _Missing:
 class Routes:
     """What a process knows of a cascade on a broker. Whoever has a turn of a `Sender` uses it, in any thread.
 
-    An outbox is bound only once a broker that is killed loses nothing that it gets. So whoever sees that it takes a
+    An outbox is bound only once RabbitMQ has saved it to its disk. So whoever sees that it takes a
     message need not know when, and by whom, it was created.
     """
 
@@ -124,7 +124,7 @@ class Routes:
         if one is None:  # another thread has just come to that
             return True
         one.uses += 1
-        if channel.unanswered > 1:  # not just a record
+        if channel.unanswered > 1:  # one may be a record, whose answer is read later
             return False
         try:
             if time.monotonic() >= one.until:
