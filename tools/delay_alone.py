@@ -26,6 +26,7 @@ GONE = ("schedule", "periodic", "web", "unreadable.py", *(f"cli/{name}.py" for n
 OF_THE_WHOLE = (
     "tests/acceptance/test_beat.py",
     "tests/acceptance/test_embedded_worker.py",
+    "tests/acceptance/test_mounted.py",
     "tests/integration/test_limits.py::test_verify_names_a_policy",
     "tests/unit/test_guides.py",
     "tests/unit/test_packaging.py",
