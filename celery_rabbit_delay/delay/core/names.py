@@ -41,7 +41,7 @@ class Names:
     @cached_property
     def root(self) -> str:
         """The common prefix of all names of the cascade."""
-        return f"{self.prefix}.v{LAYOUT}.{self.milliseconds(1)}ms"
+        return f"{self.streams_root}.{self.milliseconds(1)}ms"
 
     @property
     def streams_root(self) -> str:
