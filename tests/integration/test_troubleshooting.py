@@ -160,7 +160,9 @@ def test_a_denied_permission_shows_as_documented(vhost: Vhost) -> None:
     assert vhost.name in vhost.broker.node.ctl(*shlex.split(command)[1:-1], user)
 
 
-def test_a_journal_that_records_nothing_says_so(vhost: Vhost) -> None:
+def test_a_journal_that_is_missing_or_records_nothing_says_so(vhost: Vhost) -> None:
     ask(vhost, "celery -A shop delay setup")
-    [(command, lines)] = commands(PAGE.name, "Nothing is listed")
-    assert_printed(vhost, command, lines)
+    [(command, [missing, empty])] = commands(PAGE.name, "Nothing is listed")
+    assert_printed(vhost, command, [missing])
+    ask(vhost, f"celery-rabbit-delay --schedule --broker {BROKER} setup")
+    assert_printed(vhost, command, [empty])
