@@ -24,7 +24,6 @@ from tests.kit.wait import wait_until
 from .conftest import MakeShop, Shop, StartBeat
 
 RECORDED = {**QUICK, "max_delay": 20 * 86_400, "journal": 0}
-PASSWORD = {"CELERY_RABBIT_DELAY_WEB_PASSWORD": "open sesame"}
 MARKUP = "<img src=x onerror=\"document.title='broken into'\"><script>document.title='broken into'</script>"
 
 pytestmark = pytest.mark.browser
@@ -359,30 +358,6 @@ def test_every_width_has_room_for_tasks_and_arguments(shop: Shop, chrome: Any, t
         assert chrome.execute_script("return document.querySelector('th.queue a').checkVisibility()")
         click(chrome, "th.queue a")
         wait_until(lambda: "order=queue" in chrome.current_url, "it is ordered")
-
-
-def test_a_page_for_others_asks_for_the_password_and_may_be_read_only(shop: Shop, chrome: Any, tmp_path: Path) -> None:
-    shop.send("note", "mine", countdown=1500)
-    environment = {**shop.environment, **PASSWORD}
-    with looking(chrome, tmp_path, "--host", "0.0.0.0", "--read-only", **environment) as site:
-        chrome.get(site.url)
-        assert "Waiting" not in text(chrome)
-        for password, says in (("wrong", "The password is wrong"), ("open sesame", "read-only")):
-            chrome.find_element("css selector", "input[type=password]").send_keys(password + "\n")
-            shows(chrome, says)
-        shows(chrome, "'mine'", "#rows")
-        picture(chrome, site, 390, 844, "light", rows=1)
-        chrome.execute_script("getSelection().selectAllChildren(document.querySelector('#rows td.task'))")
-        shows(chrome, "paused: selection", "#live")
-        assert is_no_wider_than(chrome, 390)
-        chrome.execute_script("getSelection().removeAllRanges()")
-        assert amount(chrome, "main form[method=post]") == 1
-        assert amount(chrome, "#selection button:not(.copy), #selection input") == 0
-        click(chrome, "#rows a.open")
-        shows(chrome, "Keyword arguments")
-        assert amount(chrome, "main form") == 0
-        click(chrome, "header form button")
-        shows(chrome, "Log in")
 
 
 def is_no_wider_than(chrome: Any, width: int) -> bool:

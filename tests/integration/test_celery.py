@@ -203,15 +203,6 @@ def test_expires_neither_cuts_the_delay_short_nor_gets_lost(vhost: Vhost, make_a
     assert message.headers["expires"]
 
 
-def test_an_app_that_lost_its_connection_publishes_again(vhost: Vhost, make_app: MakeApp) -> None:
-    app = make_app()
-    app.send_task("t", countdown=0.05)
-    for name in wait_until(vhost.connections, "the app's connection is listed"):
-        vhost.broker.api("DELETE", f"/connections/{kombu.utils.url.quote(name, safe='')}")
-    app.send_task("t", countdown=0.05)
-    assert len(vhost.take("celery", 2)) == 2
-
-
 def test_an_app_whose_broker_came_back_without_its_queue_declares_it_again(vhost: Vhost, make_app: MakeApp) -> None:
     with proxy(vhost.broker.node.port) as between:
         app = make_app(broker_url=between.url(vhost.url("amqp")))

@@ -26,10 +26,8 @@ from tests.kit.abilities import Ability
 from tests.kit.broker import QUICK, Vhost
 from tests.kit.commands import (
     CASCADE,
-    PROGRAM,
     QUICKLY,
     celery,
-    closed_pipe,
     make_orphans,
     management,
     run,
@@ -383,23 +381,6 @@ COMMANDS = (
     *("list", "run-now a", "cancel a", "metrics", "orphans purge --yes --any-queue"),
     "teardown --yes",
 )
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("full", [False, True], ids=["a closed pipe", "a full disk"])
-def test_a_command_whose_output_nobody_takes_ends_without_a_traceback(vhost: Vhost, full: bool) -> None:
-    """It is silent if its reader has gone, as `head` does, and otherwise says what is wrong."""
-    vhost.declare("q")
-    with vhost.connection(journal=0) as connection:
-        connection.Producer().publish("x", routing_key="q", headers={"x-delay": 100_000}, correlation_id="a")
-    make_orphans(vhost, 1)
-    for command in COMMANDS:
-        with closed_pipe() if not full else open("/dev/full", "w") as output:
-            words = [str(PROGRAM), "--broker", vhost.url("amqp"), *QUICKLY, "--queue", "q", *command.split()]
-            done = subprocess.run(words, stdout=output, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
-        assert done.returncode == 1, command
-        assert ("No space left on device" in done.stderr) is full, (command, done.stderr)
-        assert len(done.stderr.splitlines()) <= full, (command, done.stderr)
 
 
 def test_an_app_without_install_is_told_to_install() -> None:

@@ -103,23 +103,3 @@ def test_what_is_sent_where_another_has_just_created_an_outbox_survives_a_kill()
         wait_until(  # the first ones may be due by now
             lambda: sum(vhost.waiting().values()) + vhost.count("q") == 1 + 4 * 5, "all that was confirmed is there"
         )
-
-
-def test_a_publisher_with_retry_survives_a_restart_of_the_broker() -> None:
-    with Node() as node:
-        url = node.url().replace("amqp", "rabbit-delay")
-        options = {"rabbit_delay": {"tick": 0.01, "max_delay": 15}}
-        with kombu.Connection(url, transport_options=options) as connection:
-            queue = kombu.Queue("q")
-            producer = connection.Producer()
-            sent = {"routing_key": "q", "headers": {"x-delay": 50}, "declare": [queue], "retry": True}
-            producer.publish(1, **sent)
-            wait_until(lambda: queue(connection.channel()).get(no_ack=True), "the first message arrived")
-            wait_until(lambda: node.has_registered(".out.+q"), "the node has written down what it has")
-            node.kill()
-            node.start()
-            producer.publish(2, **sent, retry_policy={"max_retries": 20, "interval_start": 0.5})
-            payloads: list[int] = []
-            while 2 not in payloads:  # the first may come again: at least once
-                with kombu.Connection(url) as consumer:  # nobody has used the other one since
-                    payloads += [message.payload for message in take(consumer, "q", 1, timeout=60)]

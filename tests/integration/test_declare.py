@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import sys
-import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import kombu
@@ -17,7 +15,7 @@ from celery_rabbit_delay.delay.amqp import declare, publisher
 from celery_rabbit_delay.delay.amqp.confirms import Confirm, NotStored
 from celery_rabbit_delay.delay.core.destination import Destination
 from tests.kit.abilities import Ability
-from tests.kit.broker import QUICK, Vhost, as_another_process, own_node, publish, take, waiting_for_queues
+from tests.kit.broker import QUICK, Vhost, as_another_process, own_node, publish, take
 from tests.kit.frames import frames
 from tests.kit.wait import wait_until
 
@@ -85,18 +83,6 @@ def test_declaring_half_a_cascade_again_completes_it(vhost: Vhost, q: str) -> No
     assert {
         (b.source, b.destination, b.destination_type, b.routing_key) for b in cascade.bindings()
     } <= vhost.bindings()
-
-
-def test_many_publishers_may_start_at_once(vhost: Vhost, q: str) -> None:
-    start = threading.Barrier(12)
-
-    def run(_: int) -> None:
-        start.wait()
-        vhost.publish_one()
-
-    with waiting_for_queues(), ThreadPoolExecutor(12) as threads:
-        list(threads.map(run, range(12)))
-    assert len(vhost.take("q", 12)) == 12
 
 
 @pytest.mark.more

@@ -7,14 +7,11 @@ from typing import Any
 import pytest
 from amqp.exceptions import ConsumerCancelled, PreconditionFailed
 
-from celery_rabbit_delay.schedule.amqp import stream_consumer
 from celery_rabbit_delay.schedule.amqp.follower import Follower
 from celery_rabbit_delay.schedule.amqp.stream_consumer import StreamMessage
 from celery_rabbit_delay.schedule.amqp.tasks import cancel
 from celery_rabbit_delay.schedule.core import streams
-from tests.kit.broker import Vhost, own_node, publish
-
-from .conftest import Followed
+from tests.kit.broker import own_node, publish
 
 pytestmark = pytest.mark.more
 
@@ -58,23 +55,3 @@ def receive(follower: Follower, seconds: float) -> list[StreamMessage]:
     """Return the next message, if one comes."""
     message = follower.receive(seconds)
     return [] if message is None else [message]
-
-
-def test_a_stream_that_rabbitmq_does_not_send_any_more_is_consumed_anew(
-    vhost: Vhost, followed: Followed, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As after a node was cut off for a moment: the connection stays, and the consumer of the stream is forgotten."""
-    monkeypatch.setattr(stream_consumer, "RENEWAL", 0.5)
-    vhost.declare("q")
-    found: list[StreamMessage] = []
-    with vhost.connection(journal=0) as connection, Follower(connection) as follower:
-        cancel(connection, ["a"])
-        follower.follow({streams.changes(vhost.cascade): None})
-        for number in range(2):
-            while len(found) < number + 1:
-                found += receive(follower, 0.1)
-            followed.forget()
-            cancel(connection, ["b"])
-        while len(found) < 3:
-            found += receive(follower, 0.1)
-        assert [message.offset for message in found] == [0, 1, 2]

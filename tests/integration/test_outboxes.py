@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 import time
 from collections import Counter
-from datetime import datetime, timezone
 from functools import partial
 from typing import Any
 
@@ -67,20 +66,6 @@ def test_a_round_delay_passes_one_queue_and_no_level(vhost: Vhost) -> None:
         root = connection.connection.delay_options.cascade.root
     ways = Counter(way for [way] in arrive(vhost, 5))
     assert ways == {f"{root}.out.1s.+q": 2, f"{root}.out.2s.+q": 1, f"{root}.out.3s.+q": 2}
-
-
-@pytest.mark.parametrize(
-    ("exchange", "destination"), [("", "+q"), ("orders", "orders+"), ("amq.direct", "amq%2Edirect+")]
-)
-def test_outboxes_of_exchanges_delay_as_well(vhost: Vhost, exchange: str, destination: str) -> None:
-    vhost.declare("q", exchange="" if exchange.startswith("amq.") else exchange)
-    with vhost.connection(**EASY, outboxes=[0.5]) as connection:
-        if exchange.startswith("amq."):
-            connection.default_channel.queue_bind("q", exchange, "q")
-            destination += "q"  # this connection knows the key
-        for _ in range(routes.OFTEN + 1):
-            send(connection, 500, exchange=exchange)
-    assert [f"{vhost.cascade.root}.out.500ms.{destination}"] in arrive(vhost, routes.OFTEN + 1)
 
 
 @pytest.mark.parametrize("passive", [False, True])
@@ -243,14 +228,3 @@ def test_levels_and_outboxes_are_led_by_all_nodes_of_a_cluster() -> None:
         for queues, share in ((levels, 1 / 4), (own, 1 / 12), (levels + own, 1 / 4)):
             counts = Counter(led[queue] for queue in queues)
             assert min(counts[node.name] for node in nodes) >= len(queues) * share, counts
-
-
-def test_a_task_with_an_eta_in_whole_seconds_takes_the_outbox_too(vhost: Vhost) -> None:
-    vhost.declare("q")
-    with vhost.connection(**EASY) as connection:
-        lead(connection, "q", delays=[2])
-        send(connection, 370)
-        due = datetime.fromtimestamp(time.time() + 2, timezone.utc)
-        headers = {"task": "t", "id": "1", "eta": due.isoformat()}
-        connection.Producer().publish({"due": due.timestamp()}, routing_key="q", headers=headers)
-    assert arrive(vhost, 2)[1] == [outbox(vhost, "2s.")]

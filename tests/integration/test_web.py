@@ -20,18 +20,11 @@ import pytest
 from amqp import Message
 
 from celery_rabbit_delay.delay.amqp.sender import settle
-from celery_rabbit_delay.operate.queue_names import QueueNames
 from celery_rabbit_delay.schedule.amqp import reschedule as reschedule_
 from celery_rabbit_delay.schedule.amqp import tasks as schedule_
-from celery_rabbit_delay.schedule.amqp.stream_consumer import StreamMessage
 from celery_rabbit_delay.schedule.amqp.tasks import write_changes
 from celery_rabbit_delay.schedule.core import changes, journal, streams
 from celery_rabbit_delay.schedule.interceptor import paused_of
-from celery_rabbit_delay.web import indexer as indexer_
-from celery_rabbit_delay.web import search as search_
-from celery_rabbit_delay.web.index import Counts
-from celery_rabbit_delay.web.indexer import Indexer
-from celery_rabbit_delay.web.search import Filter
 from tests.kit.broker import Vhost, lead, take
 from tests.kit.commands import CASCADE, QUICKLY, celery, make_orphans, management, run
 from tests.kit.site import Site, serving
@@ -206,33 +199,6 @@ def test_what_another_has_moved_meanwhile_is_not_moved_again(vhost: Vhost, serve
         shows(site, "mine")
         assert vhost.count("q") == 0
         assert [waiting.id for waiting in schedule_.scheduled(connection)] == ["mine"]
-
-
-def test_the_journal_is_read_from_its_end_backwards(vhost: Vhost, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(indexer_, "_BLOCK", 7)
-    vhost.declare("q")
-    applied: list[int] = []
-    with vhost.connection(**RECORDED) as connection:
-        for number in range(30):
-            publish(connection, 60 + number, f"id-{number}")
-        schedule_.cancel(connection, ["id-3"])
-        indexer = Indexer(vhost.connection, QueueNames())
-        apply = indexer.index.apply
-
-        def noted(message: StreamMessage, now: int) -> Counts:
-            applied.append(message.offset)
-            return apply(message, now)
-
-        monkeypatch.setattr(indexer.index, "apply", noted)
-        indexer.start()
-        wait_until(indexer.is_ready.is_set, "all is read")
-        found = [row.id for row in search_.found(indexer.view, Filter(), 0)]
-        assert found == [f"id-{number}" for number in range(30) if number != 3]
-        assert applied == [0, 1, *range(23, 30), *range(16, 23), *range(9, 16), *range(2, 9), 0, 1]  # the change first
-        publish(connection, 60, "id-later")
-        indexer.catch_up(connection)
-        assert search_.found(indexer.view, Filter("id-later"), 0)
-        indexer.stop()
 
 
 def test_the_index_begins_anew_when_somebody_deletes_a_stream(vhost: Vhost, serve: Serve) -> None:
