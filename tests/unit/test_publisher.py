@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from amqp import Message
-from amqp.exceptions import AccessRefused, PreconditionFailed
+from amqp.exceptions import PreconditionFailed
 from freezegun import freeze_time
 
 from celery_rabbit_delay import (
@@ -28,12 +28,11 @@ from celery_rabbit_delay import (
 )
 from celery_rabbit_delay.delay.amqp import create, declare, publisher, routes
 from celery_rabbit_delay.delay.amqp.confirms import NotStored, Outgoing
-from celery_rabbit_delay.delay.amqp.delivery_time import BrokerClock
 from celery_rabbit_delay.delay.amqp.interceptor import Interceptor
 from celery_rabbit_delay.delay.amqp.publisher import DelayedPublisher
 from celery_rabbit_delay.delay.amqp.routes import AGAIN, OFTEN, Routes
 from celery_rabbit_delay.delay.core.destination import Destination
-from celery_rabbit_delay.delay.core.headers import HEADER, X_DELIVERY_TIME
+from celery_rabbit_delay.delay.core.headers import HEADER
 from celery_rabbit_delay.delay.core.plan import Plan
 
 QUEUE, EXCHANGE, KEY = Destination("", "q"), Destination("orders"), Destination("orders", "new")
@@ -172,25 +171,6 @@ def publish(by: DelayedPublisher, broker: Any, seconds: float, destination: Dest
     return str(broker.sent[-1].key)
 
 
-def test_a_destination_is_looked_at_and_led_to_once_per_process(broker: Broker) -> None:
-    for _ in range(2):  # connections
-        for _ in range(2):
-            assert publish(broker.connect(Options()), broker, 10) == "@.10s.+q"
-    assert broker.did == ["look", "lead"]
-    publish(broker.connect(Options()), broker, 10, EXCHANGE)
-    assert broker.did == ["look", "lead", "lead"], "the cascade is looked for once"
-    publish(broker.connect(Options(prefix="other")), broker, 0.5)
-    assert broker.did[3:] == ["look", "lead"]
-
-
-def test_a_cascade_that_is_missing_is_created_and_with_passive_it_is_an_error(broker: Broker) -> None:
-    broker.has_cascade = False
-    with pytest.raises(CascadeMissing):
-        publish(broker.connect(Options(declare="passive")), broker, 10)
-    assert publish(broker.connect(Options()), broker, 10) == "@.10s.+q"
-    assert broker.did == ["look", "look", "create", "lead"]
-
-
 def test_a_destination_that_does_not_exist_is_an_error_until_it_does(broker: Broker) -> None:
     broker.destinations.clear()
     by = broker.connect(Options())
@@ -201,22 +181,6 @@ def test_a_destination_that_does_not_exist_is_an_error_until_it_does(broker: Bro
     passive = broker.connect(Options(declare="passive"))
     assert publish(passive, broker, 10) == "@.10s.+q"
     assert broker.did[-2:] == ["look", "require"]
-
-
-@pytest.mark.parametrize(
-    ("destination", "key", "cc"),
-    [
-        (QUEUE, "@.^5", ["@.+q"]),
-        (EXCHANGE, "@.^5", ["@.orders+", "new"]),
-        (KEY, "@.^5", ["@.orders+new"]),
-        (SHORT_LIVED, "@.^5", ["@.short-lived", "amq.gen-1"]),
-    ],
-)
-def test_a_message_carries_the_address_of_its_outbox_and_the_key_that_this_does_not_set(
-    broker: Broker, destination: Destination, key: str, cc: list[str]
-) -> None:
-    assert publish(broker.connect(Options(outboxes=())), broker, 4, destination) == key
-    assert broker.sent[-1].message.headers["CC"] == cc
 
 
 def test_short_lived_queues_are_looked_at_each_time_and_have_no_outboxes(broker: Broker) -> None:
@@ -358,13 +322,6 @@ def test_what_is_sent_without_waiting_is_noted_when_the_answer_comes(broker: Bro
     assert type(answers[-1]) is MessageRefused
 
 
-@pytest.mark.parametrize(("refusal", "error"), [(PreconditionFailed, MessageRefused), (AccessRefused, NotPermitted)])
-def test_what_the_broker_refuses_is_an_error_that_says_why(broker: Broker, refusal: Any, error: Any) -> None:
-    broker.answers = [refusal("because")]
-    with pytest.raises(error, match="because"):
-        publish(broker.connect(Options()), broker, 10)
-
-
 def test_what_cannot_be_stored_now_is_tried_again_for_a_moment_on_a_new_channel(broker: Broker) -> None:
     """Or a level that has room again would seem full to the channel for ever."""
     by = broker.connect(Options())
@@ -416,32 +373,6 @@ def test_a_priority_that_would_hold_others_up_is_capped_and_that_is_said_once(
     assert broker.sent[-1].message.properties.get("priority") == is_sent_with
     assert message.message.properties.get("priority") == priority, "the caller's own message stays as it is"
     assert len([one for one in caplog.records if "priority above 4" in one.getMessage()]) == (priority != is_sent_with)
-
-
-def a_clock(age: int = 0) -> BrokerClock:
-    now = time.monotonic_ns()
-    return BrokerClock(1000, now - age * 10**9, time.time_ns() - now)
-
-
-def test_where_messages_wait_for_a_delivery_time_each_takes_the_outbox_without_a_delay(
-    broker: Broker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    broker.version = (4, 4, 0)
-    found: list[Any] = [*[(Options().by_time_cascade, a_clock())] * 4, (Options().cascade, None)]
-    monkeypatch.setattr(create, "choose", lambda channel, options, cascade: found.pop(0))
-    by = broker.connect(Options(delivery_time=True), through_levels=False)
-    for seconds in (60, 64.125):
-        before = time.monotonic_ns()
-        assert publish(by, broker, seconds) == "@.+q"
-        due = before + int(seconds * 1e9)
-        assert due // 1_000_000 <= broker.sent[-1].message.headers[X_DELIVERY_TIME] <= due // 1_000_000 + 10_000
-        assert broker.sent[-1].exchange == by.cascade.outbox_ingest
-    assert broker.did == ["look", "lead safely"], "once one has come back"
-    assert by.cascade.by_time, "or a missing stream would come with levels"
-    # What the process has found out is asked for each message, and without a proof messages pass levels.
-    assert publish(by, broker, 10) == "@.10s.+q"
-    assert X_DELIVERY_TIME not in broker.sent[-1].message.headers
-    assert not found
 
 
 def test_routes_are_those_of_a_broker_a_virtual_host_a_cascade_and_what_a_process_may_create() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import select
 import socket
 from contextlib import nullcontext
 from types import SimpleNamespace
@@ -61,41 +60,6 @@ def test_a_channel_that_is_closed_without_waiting_is_closed_once() -> None:
     upstream.close_without_waiting(channel)
     [(_, channel_id, method, *_)] = frames
     assert (channel_id, method) == (channel.channel_id, spec.Channel.Close)
-
-
-def test_a_connection_is_ended_once_either_side_has_closed_it_whatever_was_not_read() -> None:
-    ours, theirs = socket.socketpair()
-    connection = SimpleNamespace(_transport=SimpleNamespace(sock=ours))
-    assert not upstream.is_ended(connection)
-    theirs.send(b"not read")
-    assert not upstream.is_ended(connection)
-    theirs.close()
-    assert upstream.is_ended(connection)
-    assert ours.recv(100) == b"not read"
-    ours.close()
-    assert upstream.is_ended(connection)
-    assert upstream.is_ended(SimpleNamespace(_transport=None))
-
-
-def test_a_connection_has_input_once_something_came_or_the_other_side_has_closed_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    ours, theirs = socket.socketpair()
-    with ours:
-        connection = SimpleNamespace(transport=SimpleNamespace(sock=ours))
-        assert not upstream.has_input(connection)
-        theirs.send(b"1")
-        assert upstream.has_input(connection)
-        ours.recv(1)
-        assert not upstream.has_input(connection)
-        theirs.close()
-        assert upstream.has_input(connection)
-        secure = SimpleNamespace(pending=None, fileno=ours.fileno)
-        assert upstream.has_input(SimpleNamespace(transport=SimpleNamespace(sock=secure))), "TLS"
-        monkeypatch.delattr(select, "poll", raising=False)
-        assert upstream.has_input(connection), "nobody knows"
-    assert upstream.has_input(connection), "closed here"
-    assert upstream.has_input(SimpleNamespace(transport=SimpleNamespace(sock=None)))
 
 
 def test_a_closed_socket_is_closed_for_this_process_alone() -> None:
