@@ -95,19 +95,26 @@ def interleaved(
 ) -> dict[str, Any]:
     """Run each of `runs` in turn, `repeats` times over; return {name: {"median", "low", "high", "runs"}}.
 
-    With `against`, the name of one of them, the others have a "ratio": the median of the ratios to that run in the same
-    turn. The machine's speed changes from turn to turn, so that a ratio of two medians says less.
+    With `against`, the name of one of them, the others have a "ratio" to it, as of `compared`.
     """
     values: dict[str, list[float]] = {name: [] for name in runs}
     for repeat in range(repeats):
         for name, run in runs.items():
             values[name].append(run())
             log(f"  {repeat + 1}/{repeats} {name}: {values[name][-1]:,.1f}")
+    return compared(values, dict.fromkeys(runs, against) if against else {})
+
+
+def compared(values: Mapping[str, list[float]], against: Mapping[str, str]) -> dict[str, Any]:
+    """Return the spread of each, with a "ratio" to another, if it has one: the median of the ratios in each turn.
+
+    The machine's speed changes from turn to turn, so that a ratio of two medians says less.
+    """
     spreads = {name: spread(found) for name, found in values.items()}
-    if against is not None:
-        for name in values.keys() - {against}:
-            pairs = zip(values[name], values[against], strict=True)
-            spreads[name]["ratio"] = statistics.median(value / other for value, other in pairs)
+    for name, other in against.items():
+        if name != other:
+            pairs = zip(values[name], values[other], strict=True)
+            spreads[name]["ratio"] = statistics.median(value / of for value, of in pairs)
     return spreads
 
 

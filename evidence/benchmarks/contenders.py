@@ -24,6 +24,8 @@ from celery_rabbit_delay.delay.core.topology import Cascade, Queue
 from tests.kit.broker import Broker, lead_to, publishing
 from tests.kit.node import Node
 
+Log = Callable[[str], None]
+
 QUEUE = "bench"
 DESTINATION = Destination("", QUEUE)
 BODY = "x" * 200  # about what Celery's protocol sends for a small task
@@ -126,6 +128,16 @@ class Ours(Contender):
             exchange, key, headers = wires[ticks]
             sent = amqp.Message(BODY, delivery_mode=2, application_headers=headers)
             channel._basic_publish(sent, exchange, key)
+
+
+class OursBare(Ours):
+    """The floor: messages with the addresses of ours, and nothing else."""
+
+    name = "addresses alone"
+
+    def wire(self, delay: float) -> tuple[str, str, dict[str, Any]]:
+        exchange, key, headers = super().wire(delay)
+        return exchange, key, {name: headers[name] for name in headers.keys() & {"CC"}}
 
 
 @dataclass(frozen=True)

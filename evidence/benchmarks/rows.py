@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import kombu
 import kombu.pools
-from celery import Celery, group
+from celery import Celery
 
 import celery_rabbit_delay
 from celery_rabbit_delay import Options
@@ -25,18 +25,18 @@ from tests.kit.node import Node
 from .contenders import (
     QUEUE,
     Contender,
+    Log,
     MessageTTL,
     Native,
     NativeHurried,
     Ours,
+    OursBare,
     OursHurried,
     QueuePerDelay,
     receiving,
     take,
     vhost,
 )
-
-Log = Callable[[str], None]
 
 
 def scaled(amount: int, scale: float, least: int = 50) -> int:
@@ -141,6 +141,7 @@ def make_app(url: str, options: dict[str, Any] | None, native: bool = False) -> 
     """Return an app, installed with `options` if there are any. `native`: set up for native delayed delivery."""
     app = Celery("bench", broker=url, set_as_current=False)
     app.conf.update(task_default_queue=QUEUE, task_ignore_result=True)
+    app.conf.broker_transport_options = {"confirm_publish": True}
     if native:
         exchange = kombu.Exchange(QUEUE, type="topic")
         queue = kombu.Queue(QUEUE, exchange, QUEUE, queue_arguments={"x-queue-type": "quorum"})
@@ -160,95 +161,6 @@ def running_app(url: str, options: dict[str, Any] | None, native: bool = False) 
     finally:
         app.close()
         kombu.pools.reset()
-
-
-def client_cpu(node: Node, scale: float, repeats: int, log: Log) -> dict[str, Any]:
-    """Measure CPU microseconds of the publishing process for each call of `apply_async`.
-
-    Where no answer is waited for, RabbitMQ is suspended meanwhile: its processes would take the CPU's caches. What is
-    sent in one turn has room in the socket's buffers.
-    """
-    amount = scaled(40, scale, 5)  # in small turns, for the machine's speed changes
-    with (
-        vhost(node) as url,
-        running_app(url, None) as plain,
-        running_app(url, None) as plain_confirmed,
-        running_app(url, {}) as ours,
-    ):
-        plain_confirmed.conf.broker_transport_options = {"confirm_publish": True}
-        made = {"plain": plain, "plain confirmed": plain_confirmed, "ours": ours}
-        tasks = {name: app.task(name="bench.nothing", shared=False)(nothing) for name, app in made.items()}
-        calls: dict[str, Callable[[], Any]] = {
-            "no delay": tasks["plain"].apply_async,
-            "no delay, confirmed": tasks["plain confirmed"].apply_async,
-            "plain eta": partial(tasks["plain"].apply_async, countdown=3600),
-            "plain eta, confirmed": partial(tasks["plain confirmed"].apply_async, countdown=3600),
-            "celery-rabbit-delay, no delay": tasks["ours"].apply_async,
-            "celery-rabbit-delay": partial(tasks["ours"].apply_async, countdown=3600),
-        }
-
-        confirming = {"no delay, confirmed", "plain eta, confirmed", "celery-rabbit-delay"}
-
-        def run(name: str) -> float:
-            for _ in range(8):  # the first ones after another contender cost up to three times as much
-                calls[name]()
-            node.suspend(name not in confirming)
-            try:
-                before = time.process_time()
-                for _ in range(amount):
-                    calls[name]()
-                return 1e6 * (time.process_time() - before) / amount
-            finally:
-                node.suspend(False)
-
-        for call in calls.values():
-            call()
-        runs = {name: partial(run, name) for name in calls}
-        return meter.interleaved(runs, 20 * repeats, quiet, "no delay")
-
-
-def nothing() -> None:
-    pass
-
-
-def quiet(text: str) -> None:
-    pass
-
-
-def batch_rate(node: Node, scale: float, repeats: int, log: Log) -> dict[str, Any]:
-    """Measure confirmed tasks a second from one process: a group, sent one by one and as a batch."""
-    amount = scaled(5000, scale)
-    with vhost(node) as url, running_app(url, {}) as app:
-        app.send_task("bench.nothing", countdown=3600)
-
-        def rate(number: int, batched: bool = False, **options: Any) -> float:
-            tasks = group(app.signature("bench.nothing") for _ in range(number))
-            started = time.perf_counter()
-            with celery_rabbit_delay.batch(app) if batched else nullcontext():
-                tasks.apply_async(**options)
-            return number / (time.perf_counter() - started)
-
-        runs: dict[str, Callable[[], float]] = {
-            "one by one": partial(rate, amount // 5, countdown=3600),
-            "batch": partial(rate, amount, batched=True, countdown=3600),
-            "no delay, unconfirmed": partial(rate, amount),
-        }
-        found = meter.interleaved(runs, repeats, log)
-
-    def kombu_rate(batched: bool) -> float:
-        with vhost(node) as url:
-            contender = Ours(url, confirm=True)
-            number = amount if batched else amount // 5
-            started = time.perf_counter()
-            with _batch(contender) if batched else nullcontext():
-                for _ in range(number):
-                    contender.publish(3600)
-            rate = number / (time.perf_counter() - started)
-            contender.close()
-        return rate
-
-    runs = {"Kombu, one by one": partial(kombu_rate, False), "Kombu, batch": partial(kombu_rate, True)}
-    return found | meter.interleaved(runs, repeats, log)
 
 
 # --- what is due in the same moment
@@ -345,40 +257,44 @@ def lateness(node: Node, scale: float, repeats: int, log: Log) -> dict[str, Any]
     return found
 
 
-def lateness_fast(node: Node, scale: float, repeats: int, log: Log) -> dict[str, Any]:
-    """Measure milliseconds, at 2,000 messages a second with delays of 1 to 60 s."""
-    found = {Ours.name: lateness_at(node, Ours, 2000, max(1.0, 20 * scale), (1, max(2.0, 60 * scale)))}
-    log(f"  {found}")
-    return found
-
-
 # --- the worker
 
 
-#: Contenders, each with the options of `install`, whether native delayed delivery is on, and a delay in seconds.
-WORKERS: dict[str, tuple[dict[str, Any] | None, bool, float | None]] = {
-    Contender.name: (None, False, None),
-    Native.name: (None, True, 1.0),
-    Ours.name: ({}, False, 1.0),
+class Kind(NamedTuple):
+    """What a worker of it consumes."""
+
+    options: dict[str, Any] | None = None  # of `install`
+    delay: float | None = None  # seconds
+    native: bool = False  # whether native delayed delivery is on
+
+
+WORKERS = {
+    Contender.name: Kind(),
+    Native.name: Kind(delay=1, native=True),
+    Ours.name: Kind({}, 1),
+    f"{Ours.name}, levels": Kind({}, 1.37),
+    "with the schedule": Kind({"schedule": True}, 1.37),
 }
 
 
 def worker(node: Node, scale: float, repeats: int, log: Log) -> dict[str, Any]:
     """Measure a worker's CPU microseconds for each task that waits in its queue and is due."""
-    amount = scaled(1500, scale)
-    runs = {name: partial(worker_cpu, node, amount, name) for name in WORKERS}
-    return meter.interleaved(runs, 2 * repeats, log, Contender.name)
+    found = dict[str, Any]()
+    for pool in ("solo", "prefork"):
+        runs = {f"{name}, {pool}": partial(worker_cpu, node, scaled(5000, scale), name, pool) for name in WORKERS}
+        found |= meter.interleaved(runs, repeats, log, f"{Contender.name}, {pool}")
+    return found
 
 
 @contextmanager
-def running_worker(url: str, kind: str, directory: Path, *arguments: str) -> Iterator[int]:
-    """Start a solo worker that consumes nothing yet, and yield its process id."""
+def running_worker(url: str, kind: str, directory: Path, pool: str = "solo", queues: str = "idle") -> Iterator[int]:
+    """Start a worker that consumes nothing yet, and yield its process id."""
     log = directory / "worker.log"
     log.unlink(missing_ok=True)  # of the worker before
     command = [sys.executable, "-m", "celery", "-A", "evidence.benchmarks.worker_app"]
     quiet = ["--without-gossip", "--without-mingle", "--without-heartbeat"]
     process = start(
-        [*command, "worker", "-P", "solo", "-Q", "idle", "-l", "INFO", *quiet, *arguments],
+        [*command, "worker", "-P", pool, "-c", "2", "-Q", queues, "-l", "INFO", *quiet],
         log,
         Path(__file__).parents[2],
         {**os.environ, "BENCH_BROKER": url, "BENCH_KIND": kind},
@@ -396,7 +312,7 @@ def running_worker(url: str, kind: str, directory: Path, *arguments: str) -> Ite
 @contextmanager
 def filled(node: Node, amount: int, kind: str) -> Iterator[tuple[str, Celery]]:
     """Fill the queue of a vhost with so many tasks, all of them due; yield its URL and the app that sent them."""
-    options, native, delay = WORKERS[kind]
+    options, delay, native = WORKERS[kind]
     with vhost(node) as url, running_app(url, options, native) as app:
         with app.connection_for_write() as connection:
             queue = app.amqp.queues[QUEUE](connection.default_channel)
@@ -404,8 +320,9 @@ def filled(node: Node, amount: int, kind: str) -> Iterator[tuple[str, Celery]]:
             if native:
                 Native.lead_to(connection, queue)
             app.send_task("bench.nothing", countdown=delay)  # declares the cascade
-            for n in range(amount):
-                app.send_task("bench.nothing" if n < amount - 1 else "bench.last", countdown=delay)
+            with celery_rabbit_delay.batch(app) if options is not None else nullcontext():
+                for n in range(amount):
+                    app.send_task("bench.nothing" if n < amount - 1 else "bench.last", countdown=delay)
             while queue.queue_declare(passive=True).message_count < amount:
                 time.sleep(0.05)
         yield url, app
@@ -423,11 +340,34 @@ def consume(app: Celery) -> None:
             time.sleep(0.02)
 
 
-def worker_cpu(node: Node, amount: int, kind: str) -> float:
-    with filled(node, amount, kind) as (url, app), running_worker(url, kind, node.data) as pid:
+def worker_cpu(node: Node, amount: int, kind: str, pool: str) -> float:
+    with filled(node, amount, kind) as (url, app), running_worker(url, kind, node.data, pool) as pid:
         before = meter.cpu(pid)
         consume(app)
         return 1e6 * (meter.cpu(pid) - before) / amount
+
+
+def bindings(node: Node, scale: float, repeats: int, log: Log) -> dict[str, Any]:
+    """Measure a worker's start on a fresh node, with five queues, what is bound then, and the node after a kill."""
+    names, found = ("seconds", "bindings", "restart", "restart cpu"), dict[str, list[tuple[float, ...]]]()
+    for _ in range(repeats):
+        for kind in (Contender.name, Ours.name, "with the schedule"):
+            with Node(node.server, node.plugins, node.conf) as fresh:
+                begun = time.monotonic()
+                with running_worker(fresh.url(), kind, fresh.data, queues="a,b,c,d,e"):
+                    seconds = time.monotonic() - begun
+                bound = len(fresh.ctl("list_bindings", "source_name").split())
+                time.sleep(2)  # all is saved
+                fresh.kill()
+                begun = time.monotonic()
+                fresh.start()
+                took = seconds, bound, time.monotonic() - begun, meter.cpu(meter.pid(fresh))
+            found.setdefault(kind, []).append(took)
+            log(f"  {kind}: {took}")
+    return {
+        kind: {name: meter.spread(each) for name, each in zip(names, zip(*of, strict=True), strict=True)}
+        for kind, of in found.items()
+    }
 
 
 # --- memory
@@ -457,7 +397,7 @@ def memory(node: Node, scale: float, repeats: int, log: Log) -> dict[str, Any]:
         return used(fresh)
 
     found = {}
-    for make in (Contender, Ours, Native):
+    for make in (Contender, Ours, OursBare, Native):
         name = make.name
         values: dict[str, list[float]] = {name: [], f"{name}, the log emptied": []}
         with Node(node.server, node.plugins, node.conf) as fresh:
@@ -482,8 +422,5 @@ def memory(node: Node, scale: float, repeats: int, log: Log) -> dict[str, Any]:
 
 ROWS: dict[str, Callable[[Node, float, int, Log], dict[str, Any]]] = {
     **{row: partial(broker_cpu, row) for row in TRANSITS},
-    **{
-        row.__name__: row
-        for row in (hops, client_cpu, batch_rate, due_at_once, lateness, lateness_fast, worker, memory)
-    },
+    **{row.__name__: row for row in (hops, due_at_once, lateness, worker, bindings, memory)},
 }

@@ -20,8 +20,8 @@ from celery_rabbit_delay.schedule.core import changes, journal, streams
 from evidence import meter
 from tests.kit.node import Node
 
-from .contenders import Contender, Ours, take, vhost
-from .rows import Log, nothing, quiet, running_app, running_worker
+from .contenders import Contender, Log, Ours, take, vhost
+from .rows import running_app, running_worker
 
 #: Whole seconds of delay, few of them, so that a turn is short: most of these take one or two hops.
 DELAYS = range(1, 6)
@@ -52,30 +52,6 @@ def journal_broker_cpu(node: Node, scale: float, repeats: int, log: Log) -> dict
             found[kind] = meter.interleaved(turns, 2 * repeats, log, "without")
         for contender in contenders.values():
             contender.close()
-    return found
-
-
-def journal_client_cpu(node: Node, scale: float, repeats: int, log: Log) -> dict[str, Any]:
-    """Measure the publisher's CPU microseconds for each `apply_async`, in turns of 10, or of a batch of 100."""
-    found = {}
-    with vhost(node) as url, running_app(url, {}) as off, running_app(url, {"schedule": True}) as on:
-        tasks = {
-            name: app.task(name="bench.nothing", shared=False)(nothing)
-            for name, app in (("without", off), ("with", on))
-        }
-
-        def turn(name: str, amount: int) -> float:
-            before = time.process_time()
-            with celery_rabbit_delay.batch(tasks[name].app) if amount > 10 else nullcontext():
-                for _ in range(amount):
-                    tasks[name].apply_async(countdown=3600)
-            return 1e6 * (time.process_time() - before) / amount
-
-        for kind, amount in (("one by one", 10), ("batch", 100)):
-            turns = {name: partial(turn, name, amount) for name in tasks}
-            for run in turns.values():
-                run()
-            found[kind] = meter.interleaved(turns, max(3, int(1300 * scale * repeats / amount)), quiet, "without")
     return found
 
 
@@ -161,5 +137,5 @@ def cancelled(node: Node, scale: float, repeats: int, log: Log) -> dict[str, Any
 
 
 ROWS: dict[str, Callable[[Node, float, int, Log], dict[str, Any]]] = {
-    row.__name__: row for row in (journal_broker_cpu, journal_client_cpu, schedule_list, cancelled)
+    row.__name__: row for row in (journal_broker_cpu, schedule_list, cancelled)
 }

@@ -8,7 +8,7 @@ from celery.signals import worker_ready
 
 from evidence.benchmarks.rows import WORKERS, make_app
 
-options, native, _ = WORKERS[os.environ["BENCH_KIND"]]
+options, _, native = WORKERS[os.environ["BENCH_KIND"]]
 app = make_app(os.environ["BENCH_BROKER"], options, native)
 
 

@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 
 from celery_rabbit_delay.delay.core.names import LAYOUT
-from evidence.benchmarks.__main__ import RESULTS, SCHEDULE
+from evidence.benchmarks.__main__ import RESULTS
 from evidence.benchmarks.contenders import Contender, Native, Ours, QueuePerDelay
-from evidence.benchmarks.first_task import PLAIN
 from evidence.benchmarks.rows import HORIZONS, LATENESS, ROUTES
 from tests.kit.page import machine, said
 
@@ -22,9 +21,9 @@ PAGE = said(DOCS.parent / "evidence" / "benchmarks" / "README.md")
 US, NATIVE, NONE = Ours.name, Native.name, Contender.name
 
 
-def read(path: Path = RESULTS) -> dict[str, Any]:
+def read() -> dict[str, Any]:
     """Return the results of each broker."""
-    results = json.loads(path.read_text())
+    results = json.loads(RESULTS.read_text())
     return {broker: results[broker] for broker in sorted(results)}
 
 
@@ -71,26 +70,11 @@ def test_the_table_of_lateness_says_what_was_measured() -> None:
 
 
 def test_the_page_says_what_was_measured_besides() -> None:
-    records = [found["rows"] for found in read(SCHEDULE).values()]
-    for name in ("one by one", "batch", "no delay, unconfirmed", "Kombu, one by one", "Kombu, batch"):
-        assert each("batch_rate", name) in PAGE, name
-    for name in ("plain eta", "plain eta, confirmed", "celery-rabbit-delay, no delay", "celery-rabbit-delay"):
-        assert each("client_cpu", name, "ratio", "{:.2f}") in PAGE, name
     for name in (US, NATIVE):
-        assert each("worker", name, "ratio", "{:.2f}") in PAGE, name
         assert each("memory", name) in PAGE, name
     assert each("due_at_once", US) in PAGE
     assert each("hour_cpu_confirmed", US, "ratio", "{:.2f}") in PAGE
-    assert each("lateness_fast", US, "p99") in PAGE
-    for row in ("journal_broker_cpu", "journal_client_cpu"):
-        assert " / ".join(f"{one[row]['one by one']['with']['ratio']:.2f}" for one in records) in PAGE, row
-
-
-def test_the_page_says_how_long_the_first_task_takes() -> None:
-    for where in ("1 s, to a queue", "60 s, to a queue", "60 s, to a further queue", "on a fresh virtual host"):
-        ours, plain = f"{US}, {where}", f"{PLAIN}, {where.removeprefix('60 s, ').removeprefix('1 s, ')}"
-        ratio = each("first_task", ours, "ratio", "{:.2f}")
-        assert f"| {each('first_task', plain)} | {each('first_task', ours)} | {ratio} |" in PAGE, where
+    assert " / ".join(f"{one['journal_broker_cpu']['one by one']['with']['ratio']:.2f}" for one in ROWS) in PAGE
 
 
 def test_the_comparison_says_what_was_measured() -> None:
@@ -112,16 +96,15 @@ def test_the_comparison_says_what_was_measured() -> None:
     assert f"| {memory(NATIVE)} | {memory(US)} |" in comparison
 
 
-@pytest.mark.parametrize("path", [RESULTS, SCHEDULE])
-def test_every_row_says_when_and_how_it_was_measured(path: Path) -> None:
+def test_every_row_says_when_and_how_it_was_measured() -> None:
     how = {"rabbitmq", "date", "python", "cpus", "celery", "kombu", "amqp", "scale", "repeats"}
-    for found in json.loads(path.read_text()).values():
+    for found in read().values():
         assert found["about"].keys() == found["rows"].keys()
         assert all(how <= about.keys() for about in found["about"].values())
 
 
 def test_the_page_says_what_a_cancelled_id_costs_a_worker_that_starts() -> None:
-    starts = [found["rows"]["cancelled"] for found in read(SCHEDULE).values()]
+    starts = [one["cancelled"] for one in ROWS]
     each = [(one["100,000 ids"]["seconds"]["median"] - one["no id"]["seconds"]["median"]) * 10 for one in starts]
     [shown] = re.findall(r"140 bytes of memory and \[(\d+) µs\]", (DOCS / "sizing.md").read_text())
     assert int(shown) == pytest.approx(sum(each) / len(each), abs=1)
