@@ -26,6 +26,9 @@ from tests.kit.node import Node
 
 Log = Callable[[str], None]
 
+#: Ours, installed with `schedule=True`.
+SCHEDULE = "with the schedule"
+
 QUEUE = "bench"
 DESTINATION = Destination("", QUEUE)
 BODY = "x" * 200  # about what Celery's protocol sends for a small task

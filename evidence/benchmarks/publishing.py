@@ -27,10 +27,10 @@ import celery_rabbit_delay
 from tests.kit.node import Node
 
 from .. import meter
-from .contenders import Log, Ours, vhost
+from .contenders import SCHEDULE, Log, Ours, vhost
 from .rows import make_app
 
-PLAIN, OURS, SCHEDULE = "plain Celery", Ours.name, "with the schedule"
+PLAIN, OURS = "plain Celery", Ours.name
 
 #: The options of `install`.
 KINDS: dict[str, dict[str, Any] | None] = {PLAIN: None, OURS: {}, SCHEDULE: {"schedule": True}}

@@ -24,6 +24,7 @@ from tests.kit.node import Node
 
 from .contenders import (
     QUEUE,
+    SCHEDULE,
     Contender,
     Log,
     MessageTTL,
@@ -273,7 +274,7 @@ WORKERS = {
     Native.name: Kind(delay=1, native=True),
     Ours.name: Kind({}, 1),
     f"{Ours.name}, levels": Kind({}, 1.37),
-    "with the schedule": Kind({"schedule": True}, 1.37),
+    SCHEDULE: Kind({"schedule": True}, 1.37),
 }
 
 
@@ -351,7 +352,7 @@ def bindings(node: Node, scale: float, repeats: int, log: Log) -> dict[str, Any]
     """Measure a worker's start on a fresh node, with five queues, what is bound then, and the node after a kill."""
     names, found = ("seconds", "bindings", "restart", "restart cpu"), dict[str, list[tuple[float, ...]]]()
     for _ in range(repeats):
-        for kind in (Contender.name, Ours.name, "with the schedule"):
+        for kind in (Contender.name, Ours.name, SCHEDULE):
             with Node(node.server, node.plugins, node.conf) as fresh:
                 begun = time.monotonic()
                 with running_worker(fresh.url(), kind, fresh.data, queues="a,b,c,d,e"):

@@ -20,7 +20,7 @@ from celery_rabbit_delay.schedule.core import changes, journal, streams
 from evidence import meter
 from tests.kit.node import Node
 
-from .contenders import Contender, Log, Ours, take, vhost
+from .contenders import SCHEDULE, Contender, Log, Ours, take, vhost
 from .rows import running_app, running_worker
 
 #: Whole seconds of delay, few of them, so that a turn is short: most of these take one or two hops.
@@ -91,7 +91,7 @@ def _record(app: Any, amount: int) -> None:
     """Copy the record of the one task that waits, each copy in a message of its own, due in the next hours."""
     with app.connection_for_write() as connection:
         record = next(waiting(connection))
-        writer = connection.connection.sender
+        writer = connection.connection.interceptor
         stream = streams.journal_for(connection.transport.delay_options.cascade, 7200)
         now, chosen = int(time.time() * 1000), random.Random(1)
         for start in range(0, amount, 1000):
@@ -111,15 +111,15 @@ def cancelled(node: Node, scale: float, repeats: int, log: Log) -> dict[str, Any
     found: dict[str, list[tuple[float, float, float]]] = {}
     with vhost(node) as none, vhost(node) as many:
         for url, amount in ((none, 0), (many, int(100_000 * scale))):
-            with running_app(url, {}) as app, app.connection_for_write() as connection:
+            with running_app(url, {"schedule": True}) as app, app.connection_for_write() as connection:
                 write_changes(connection, changes.cancelled(["another"]))
                 for start in range(0, amount, 1000):
                     ids = [str(uuid.uuid4()) for _ in range(min(1000, amount - start))]
                     write_changes(connection, [message for id_ in ids for message in changes.cancelled([id_])])
         kinds = {
             "without install": (none, Contender.name),
-            "no id": (none, Ours.name),
-            "100,000 ids": (many, Ours.name),
+            "no id": (none, SCHEDULE),
+            "100,000 ids": (many, SCHEDULE),
         }
         for _ in range(repeats):
             for name, (url, kind) in kinds.items():
