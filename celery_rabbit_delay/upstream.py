@@ -7,6 +7,7 @@ imports nothing of the package, so that every other one may use it.
 from __future__ import annotations
 
 import select
+from collections.abc import Callable
 from contextlib import suppress
 from heapq import heapify, heappush
 from typing import TYPE_CHECKING, Any
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     import amqp
     import kombu
 
-_CHANNEL_CLOSE = (20, 40)
+_CLOSE = (20, 40)  # of a channel
 _BASIC = 60
 
 
@@ -96,7 +97,19 @@ def close_without_waiting(channel: Any) -> None:
     """Send `channel.close` on an `amqp.Channel`; its number is free again when the broker answers."""
     if channel.is_open and not channel.is_closing:
         channel.is_closing = True
-        channel.send_method(_CHANNEL_CLOSE, "BsBB", (0, "", 0, 0))
+        channel.send_method(_CLOSE, "BsBB", (0, "", 0, 0))
+
+
+def on_refused(channel: Any, call: Callable[[Exception], None]) -> None:
+    """Call a function with the error for which the broker closes an `amqp.Channel`, instead of raising it at a read."""
+
+    def on_close(code: int, text: str, *method: int) -> None:
+        try:
+            channel._on_close(code, text, *method)
+        except channel.connection.channel_errors as exc:
+            call(exc)
+
+    channel._callbacks[_CLOSE] = on_close
 
 
 def schedule_again(scheduler: Any, entry: Any, seconds: float) -> None:

@@ -20,7 +20,7 @@ from celery.schedules import BaseSchedule, crontab, schedstate, schedule, solar
 from kombu.compression import compress
 from kombu.serialization import dumps
 
-from ..delay.core.due import eta_in_utc, parse_eta
+from ..delay.core.due import eta_in_utc
 from ..delay.core.errors import InvalidEntry
 
 
@@ -97,7 +97,7 @@ def _check_options(options: dict[str, Any], app: Celery) -> None:
     """Raise an error for options of `apply_async` with which no run could be sent."""
     app.amqp.create_task_message("id", "task", (), {}, countdown=options.get("countdown"), eta=options.get("eta"))
     if isinstance(expires := options.get("expires"), str):
-        parse_eta(expires, "expires")
+        eta_in_utc(expires, name="expires")
     elif not isinstance(expires, (int, float, type(None))):
         raise InvalidEntry(f"expires={expires!r}: use seconds or a time")
     priority, headers = options.get("priority"), options.get("headers")

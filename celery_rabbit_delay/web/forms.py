@@ -12,10 +12,11 @@ from zoneinfo import ZoneInfo
 from flask import abort, g, request, url_for
 
 from ..delay.core import headers as headers_
-from ..delay.core.due import due_at, eta_in_utc
+from ..delay.core.due import eta_in_utc
 from ..delay.core.errors import InvalidDelay
 from ..periodic.core.entries import SENT_WITH, parse_fields
 from ..periodic.operate import PeriodicTask
+from ..schedule.core.due import due_at
 from .index import NUMBERS
 from .search import Filter
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import partial
 from itertools import takewhile
 from typing import Any, NamedTuple
 
@@ -165,39 +166,31 @@ class ConfirmedChannel:
         self._unanswered.clear()
         self._returned.clear()  # the next channel counts from 1 again
         for channel in filter(None, channels):
-            self._connection.on_refused.pop(channel.channel_id, None)
             with suppress(AMQPError, OSError):
                 upstream.close_without_waiting(channel)
 
     def _open(self) -> Any:
         channel = self._connection.channel()
         channel.events["basic_return"].add(self._on_return)
-        channel.events["basic_ack"].add(self._on_ack)
-        channel.events["basic_nack"].add(self._on_nack)
+        channel.events["basic_ack"].add(self._on_answer)
+        channel.events["basic_nack"].add(partial(self._on_answer, is_stored=False))
+        upstream.on_refused(channel, self.refuse_all)
         channel.confirm_select(nowait=True)
-        self._connection.on_refused[channel.channel_id] = self.refuse_all
         self._delivery_tag = 0
         self._confirming = channel
         return channel
 
-    def _on_ack(self, delivery_tag: int, multiple: bool) -> None:
-        for tag in self._tags(delivery_tag, multiple):
-            confirm = self._unanswered.pop(tag)
+    def _on_answer(self, last: int, multiple: bool, is_stored: bool = True) -> None:
+        for tag in list(takewhile(last.__ge__, self._unanswered)) if multiple else [last]:
+            confirm = self._unanswered.pop(tag, None)
+            if confirm is None:
+                continue
             # The broker returns a message before it confirms it.
-            reason, last = self._returned.get(confirm.target, ("", 0))
-            confirm.answer(NotRouted(reason) if tag <= last else None)
+            reason, last_returned = self._returned.get(confirm.target, ("", 0))
+            refusal = None if is_stored else NotStored()
+            confirm.answer(NotRouted(reason) if is_stored and tag <= last_returned else refusal)
         if not self._unanswered:
             self._returned.clear()
-
-    def _on_nack(self, delivery_tag: int, multiple: bool) -> None:
-        for tag in self._tags(delivery_tag, multiple):
-            self._unanswered.pop(tag).answer(NotStored())
-
-    def _tags(self, last: int, multiple: bool) -> list[int]:
-        """Return the tags of the messages that are answered, also of all before the last one."""
-        if multiple:
-            return list(takewhile(last.__ge__, self._unanswered))
-        return [last] if last in self._unanswered else []
 
     def _on_return(self, exc: ChannelError, exchange: str, key: str, message: Any) -> None:
         self._returned[exchange, key] = str(exc.reply_text), self._delivery_tag

@@ -5,17 +5,18 @@ A connection of the user is one, too. None of its waits is limited, but for thos
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import struct
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext, suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from functools import cached_property
 from typing import Any
 
 from amqp import spec
-from amqp.exceptions import AMQPError, ChannelError, NotAllowed
+from amqp.exceptions import AMQPError, NotAllowed
 from kombu.transport import pyamqp
 from kombu.utils.text import version_string_as_tuple
 
@@ -56,8 +57,6 @@ class LimitedConnection(pyamqp.Connection):  # type: ignore[misc]
         self._end: float | None = None  # of the innermost block of `within`, by `time.monotonic`
         #: Seconds that a single wait takes at most without a block of `within`; None: no limit.
         self.patience: float | None = None
-        #: By the number of a channel: who is told why the broker has closed it, in place of an error at this read.
-        self.on_refused: dict[int, Callable[[ChannelError], None]] = {}
 
     @cached_property
     def delay_options(self) -> Options:
@@ -76,38 +75,39 @@ class LimitedConnection(pyamqp.Connection):  # type: ignore[misc]
         if self.transport.sock.gettimeout() != seconds:
             self.transport.sock.settimeout(seconds)
 
-    def within(self, seconds: float | None) -> AbstractContextManager[None]:
+    @contextmanager
+    def within(self, seconds: float | None) -> Iterator[None]:
         """Limit the total time that a `with` block waits. Blocks may be nested. Raises `TimeoutError`.
 
         py-amqp's time-outs apply to single frames, so they never expire while a broker sends heartbeats.
         """
-        return nullcontext() if seconds is None else _Within(self, time.monotonic() + seconds)
-
-    def seconds_left(self) -> float | None:
-        """Return the seconds until the limit; None without one. Raises `TimeoutError` after it."""
-        if self._end is None:
-            return None
-        left = self._end - time.monotonic()
-        if left <= 0:
-            raise TimeoutError(NO_ANSWER)
-        return left
+        outer = self._end
+        if seconds is not None:
+            self._end = min(time.monotonic() + seconds, math.inf if outer is None else outer)
+        try:
+            yield
+        finally:
+            self._end = outer
+            if outer is None and self.connected and self.transport.sock:
+                self.transport.sock.settimeout(None)
 
     def drain_events(self, timeout: float | None = None) -> Any:
-        if self._end is None:
-            if timeout is not None or self.patience is None:
-                return super().drain_events(timeout)
-            timeout = self.patience
-        if timeout is not None:
-            with self.within(timeout):
+        if self._end is None and (timeout is not None or self.patience is None):
+            return super().drain_events(timeout)
+        if timeout is not None or self._end is None:
+            with self.within(self.patience if timeout is None else timeout):
                 return self.drain_events()
-        while True:
-            left = self.seconds_left()
+        while (left := self._end - time.monotonic()) > 0:
+            sock = self.transport.sock
+            if not left <= (sock.gettimeout() or 0) <= left * _INEXACT:
+                sock.settimeout(left)
             try:
-                if self.blocking_read(left):  # a heartbeat is not an answer
-                    return None
+                frame = self.transport.read_frame()
             except TimeoutError:
-                self.seconds_left()  # raises an error that names possible causes
-                raise
+                continue
+            if self.on_inbound_frame(frame):  # a heartbeat is not an answer
+                return None
+        raise TimeoutError(NO_ANSWER)
 
     def wait_until(self, is_done: Callable[[], bool], seconds: float | None = None) -> bool:
         """Read what comes until something is true, or for so many seconds; return whether it is.
@@ -134,25 +134,6 @@ class LimitedConnection(pyamqp.Connection):  # type: ignore[misc]
             while upstream.has_input(self):  # which costs a tenth of a read that finds nothing
                 self.blocking_read(0)
 
-    def blocking_read(self, timeout: float | None = None) -> Any:
-        transport, sock = self.transport, self.transport.sock
-        has_limit = timeout and sock and timeout <= (sock.gettimeout() or 0) <= timeout * _INEXACT
-        if has_limit:
-            frame = transport.read_frame()
-        else:
-            with transport.having_timeout(timeout):
-                frame = transport.read_frame()
-        return self.on_inbound_frame(frame)
-
-    def on_inbound_method(self, channel_id: int, method_sig: Any, payload: Any, content: Any) -> Any:
-        try:
-            return super().on_inbound_method(channel_id, method_sig, payload, content)
-        except ChannelError as exc:
-            on_refused = self.on_refused.get(channel_id)
-            if on_refused is None or method_sig != spec.Channel.Close:
-                raise
-            on_refused(exc)
-
     def _on_close(self, code: int, text: str, *method: int) -> Any:
         """Raise why RabbitMQ closes this connection, with what is needed if it is a limit of connections or channels.
 
@@ -176,18 +157,3 @@ class LimitedConnection(pyamqp.Connection):  # type: ignore[misc]
                 upstream.stop_waiting(self)
                 self.transport.write(_CLOSE)
         self.collect()
-
-
-class _Within:
-    """A block of `LimitedConnection.within`: as a class, for a `contextmanager` costs six times as much."""
-
-    def __init__(self, connection: LimitedConnection, end: float) -> None:
-        self._connection = connection
-        self._end = end
-
-    def __enter__(self) -> None:
-        self._outer = outer = self._connection._end
-        self._connection._end = self._end if outer is None else min(outer, self._end)
-
-    def __exit__(self, *exc_info: object) -> None:
-        self._connection._end = self._outer

@@ -91,7 +91,6 @@ class DelayedPublisher:
         while True:
             enters = None
             try:
-                self.ensure(plan)
                 enters, outgoing = self._outgoing(plan)
                 confirm = self.channel.send(outgoing)
                 try:
@@ -131,7 +130,6 @@ class DelayedPublisher:
 
         Waits where the cascade or the route has to be made first. Raises as `publish`.
         """
-        self.ensure(plan)
         enters, outgoing = self._outgoing(plan)
 
         def on_answer(refusal: Exception | None) -> None:
@@ -141,14 +139,6 @@ class DelayedPublisher:
 
         self.channel.send(outgoing, on_answer)
         return outgoing.message
-
-    def ensure(self, plan: Plan) -> None:
-        """Lead to the destination of a message; wait if the message could arrive in an outbox that was just created."""
-        if self._asks:
-            self._choose_way()
-        started = self.routes.ensure(self.channel, plan.destination)
-        if started:
-            time.sleep(max(0, started - max(plan.due / 10**9, time.monotonic())))
 
     def _find_way(
         self, cascade: Cascade, destination: Destination, ticks: int, combined: tuple[int, ...], exact: bool
@@ -161,10 +151,16 @@ class DelayedPublisher:
         return None if route.levels else route.outbox, exchange, key, more
 
     def _outgoing(self, plan: Plan) -> tuple[int | None, Outgoing]:
-        """Return the ticks of the outbox that a message enters, None for a level, and the message as it is sent."""
-        destination = plan.destination
+        """Lead to the destination of a message, and wait if it could arrive in an outbox that was just created.
+
+        Return the ticks of the outbox that it enters, None for a level, and the message as it is sent.
+        """
+        if self._asks:
+            self._choose_way()
+        routes, destination = self.routes, plan.destination
+        if started := routes.ensure(self.channel, destination):
+            time.sleep(max(0, started - max(plan.due / 10**9, time.monotonic())))
         ticks = max(1, to_ticks(plan.due - time.monotonic_ns(), self._tick))
-        routes = self.routes
         is_exact = routes.takes(self.channel, destination, ticks)
         combined = () if is_exact else routes.combined(self.channel, destination)
         enters, exchange, key, more = self._ways(self.cascade, destination, ticks, combined, is_exact)

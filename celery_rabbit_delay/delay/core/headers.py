@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from datetime import datetime, timedelta, timezone
 from typing import Any, NamedTuple
 
-from .due import aware, microseconds_until, parse_eta, parse_x_delay
+from .due import eta_in_utc, microseconds_until, parse_x_delay
 from .errors import InvalidDestination
 from .routing_key import is_reserved
 
@@ -77,7 +77,7 @@ def delay_of(headers: Headers, now: datetime) -> int:
     """
     delays = []
     if headers.get("eta") and "task" in headers:
-        delays.append(microseconds_until(aware(parse_eta(headers["eta"])), now))
+        delays.append(microseconds_until(eta_in_utc(headers["eta"]), now))
     if headers.get(X_DELAY) is not None:
         delays.append(parse_x_delay(headers[X_DELAY]))
     return max(delays)

@@ -75,8 +75,9 @@ def of_new(
     `bound` is as in `destination.of`. Raises `InvalidDelay`, `InvalidDestination`.
     """
     _check_delay(delay, options)
-    if message.properties.get("priority") is not None:
-        _check_priority(message.properties["priority"])
+    priority = message.properties.get("priority")
+    if priority is not None and not (isinstance(priority, int) and 0 <= priority <= 255):
+        raise InvalidDestination(f"priority={priority!r}: use a whole number from 0 to 255")
     id_ = message_id(message.properties, headers)
     ticket = get_ticket(headers, delay)
     due = now.utc + timedelta(microseconds=delay)
@@ -128,8 +129,3 @@ def _check_delay(delay: int, options: Options) -> None:
             f"a delay of {duration(delay / 1_000_000)} is more than the option max_delay, "
             f"{duration(options.max_delay)}: choose an earlier eta or a larger max_delay"
         )
-
-
-def _check_priority(priority: object) -> None:
-    if not (isinstance(priority, int) and 0 <= priority <= 255):
-        raise InvalidDestination(f"priority={priority!r}: use a whole number from 0 to 255")

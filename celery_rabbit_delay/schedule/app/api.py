@@ -13,7 +13,6 @@ from celery import Celery
 
 from ...delay.amqp.connecting import closing, ensure_connection
 from ...delay.app.apps import advice, queues_of
-from ...delay.core.due import due_at
 from ...delay.core.errors import UnsupportedConfiguration
 from ...delay.core.options import DRIVER_TYPE
 from ...operate.queue_names import QueueNames
@@ -21,6 +20,7 @@ from ...operate.replaying import Allowed
 from ..amqp import reschedule as amqp_reschedule
 from ..amqp import tasks as schedule
 from ..amqp.tasks import Scheduled
+from ..core.due import due_at
 
 
 def scheduled(
