@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import time
 from typing import Any
@@ -15,6 +16,7 @@ from celery_rabbit_delay import BatchFailed, MessageRefused, NotPermitted, Unsup
 from celery_rabbit_delay.delay.amqp import batch
 from celery_rabbit_delay.delay.amqp.confirms import ConfirmedChannel
 from celery_rabbit_delay.delay.amqp.limited import LimitedConnection
+from celery_rabbit_delay.delay.amqp.transport import UserConnection
 from tests.kit.broker import Vhost
 from tests.kit.frames import routing_keys
 from tests.kit.proxy import proxy
@@ -174,6 +176,18 @@ def test_what_a_thread_publishes_through_the_pool_of_the_app_belongs_to_its_batc
         app.send_task("t", (4,))
     assert "has collected nothing" in caplog.text
     assert sorted(names(vhost.take("celery", 6))) == list(range(-1, 5))
+
+
+def test_a_batch_without_a_pool_leaves_no_connection_after_it_has_sent_again_what_came_back(
+    vhost: Vhost, make_app: MakeApp
+) -> None:
+    app = make_app({"tick": 1}, broker_pool_limit=None)
+    app.send_task("t", countdown=1)
+    gc.collect()
+    for countdown in (30, 45, 60):  # each comes back from its outbox, which is missing
+        with celery_rabbit_delay.batch(app):
+            app.send_task("t", countdown=countdown)
+    assert not [one for one in gc.get_objects() if isinstance(one, UserConnection) and one.connected]
 
 
 def collected() -> int:

@@ -72,6 +72,9 @@ class Sender:
     def stored(self, publisher: Any, sent: Any) -> None:
         self.records += [f"record {plan.ticket.number}" for plan, _ in sent]
 
+    def close_if_left(self) -> None:
+        assert not self.asked
+
     def publish(self, plan: Plan) -> None:
         if refusal := self.refuses_alone.get(plan.message.body):
             raise refusal

@@ -129,6 +129,8 @@ class Batch:
                 self._failed.append((plan, exc))
                 if isinstance(exc, NotStored):
                     full.setdefault(plan.destination, []).append(exc)
+        for sender in {sender for sender, _ in (*returned, *self._again)}:
+            sender.close_if_left()
         if self._failed:
             ids = [plan.message.properties.get("correlation_id") for plan, _ in self._failed]
             reason = self._failed[0][1]

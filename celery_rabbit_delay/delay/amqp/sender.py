@@ -141,6 +141,12 @@ class Sender:
         user = self._user()
         return user is not None and upstream.is_ended(user)
 
+    def close_if_left(self) -> None:
+        """Close the connection if that of the user is closed: without a pool, Celery closes it after each task."""
+        user = self._user()
+        if user is None or not user.connected:
+            self.close()
+
     def close(self, reason: Exception | None = None) -> None:
         """Close the connection, and wait for nothing. What the broker has not answered counts as not stored."""
         publishers = list(self._publishers.values())
