@@ -15,19 +15,13 @@ from .delay.core.errors import (
     CascadeMissing,
     DelayError,
     DestinationNotFound,
-    DifferentMessages,
-    EntryConflict,
     InvalidDelay,
     InvalidDestination,
-    InvalidEntry,
     InvalidOption,
     LimitReached,
     MessageRefused,
     NotPermitted,
     NotRouted,
-    NotWaiting,
-    StreamUnavailable,
-    TooLate,
     UnsupportedConfiguration,
 )
 
@@ -37,8 +31,10 @@ if TYPE_CHECKING:
     from .delay.app.batches import batch
     from .delay.core.options import Options
     from .installation import install
+    from .periodic.core.errors import EntryConflict, InvalidEntry
     from .schedule.amqp.tasks import Scheduled
     from .schedule.app.api import cancel, find, pause, paused, reschedule, restore, resume, scheduled
+    from .schedule.core.errors import DifferentMessages, NotWaiting, StreamUnavailable, TooLate
 
     __version__: str
 
@@ -82,16 +78,13 @@ _WHERE = {
     "Options": ".delay.core.options",
     "Scheduled": ".schedule.amqp.tasks",
     "batch": ".delay.app.batches",
-    "cancel": ".schedule.app.api",
-    "find": ".schedule.app.api",
     "install": ".installation",
     "page": ".cli.page",
-    "pause": ".schedule.app.api",
-    "paused": ".schedule.app.api",
-    "reschedule": ".schedule.app.api",
-    "restore": ".schedule.app.api",
-    "resume": ".schedule.app.api",
-    "scheduled": ".schedule.app.api",
+    **dict.fromkeys(("EntryConflict", "InvalidEntry"), ".periodic.core.errors"),
+    **dict.fromkeys(("DifferentMessages", "NotWaiting", "StreamUnavailable", "TooLate"), ".schedule.core.errors"),
+    **dict.fromkeys(
+        ("cancel", "find", "pause", "paused", "reschedule", "restore", "resume", "scheduled"), ".schedule.app.api"
+    ),
 }
 
 

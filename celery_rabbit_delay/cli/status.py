@@ -12,9 +12,10 @@ import click
 import kombu
 
 from .. import operate
-from ..delay.core.errors import NotPermitted, StreamUnavailable
+from ..delay.core.errors import NotPermitted
 from ..operate import HeldUp, Status
 from ..operate.queue_names import QueueNames
+from ..schedule.core.errors import StreamUnavailable
 from ..text import escape, span
 from .output import EXIT_PROBLEMS, fit, format_time, is_terminal, pad, tell, utc_option
 from .parameters import management_option, other_queues_option

@@ -17,17 +17,18 @@ from amqp.exceptions import AccessRefused, AMQPError
 from kombu.exceptions import OperationalError
 
 from .. import operate
-from ..delay.amqp import connecting as connecting_
 from ..delay.amqp import schemes as schemes_
 from ..delay.amqp.destinations import destinations_of
 from ..delay.app.apps import advice, queues_of
 from ..delay.core.destination import Destination
-from ..delay.core.errors import PERMISSIONS, DelayError, InvalidDelay, InvalidEntry, UnsupportedConfiguration
+from ..delay.core.errors import PERMISSIONS, DelayError, InvalidDelay, UnsupportedConfiguration
 from ..delay.core.options import DRIVER_TYPE, OPTIONS, Options
 from ..delay.core.routing_key import MAX_LENGTH
 from ..operate import Management, Snapshot
+from ..operate import connecting as connecting_
 from ..operate.queue_names import QueueNames
 from ..operate.replaying import Allowed
+from ..periodic.core.errors import InvalidEntry
 from ..text import escape
 from .output import is_of_output
 

@@ -11,13 +11,14 @@ from typing import Any, TypeVar
 import click
 import kombu
 
-from ..delay.core.errors import NotPermitted, StreamUnavailable
+from ..delay.core.errors import NotPermitted
 from ..delay.core.headers import milliseconds
 from ..operate.queue_names import QueueNames
 from ..schedule.amqp import reschedule as reschedule_
 from ..schedule.amqp import tasks as schedule_
 from ..schedule.amqp.tasks import About, Scheduled
 from ..schedule.core.due import due_at
+from ..schedule.core.errors import StreamUnavailable
 from ..schedule.core.fates import Fate
 from ..schedule.core.search import Word, matching, parse
 from ..text import counted, escape, span

@@ -15,6 +15,7 @@ from ..delay.core.destination import Destination
 from ..delay.core.errors import CascadeMissing
 from ..delay.core.options import HOLDS_MESSAGES, TEN_YEARS, Options
 from ..delay.core.topology import Cascade
+from .addresses import outbox_of
 from .management import Management, Snapshot
 
 
@@ -91,7 +92,7 @@ class Outbox(NamedTuple):
 
 def outbox_named(cascade: Cascade, queue: str) -> Outbox | None:
     """Return the outbox of a name; None if it is not that of an outbox."""
-    found = cascade.outbox_of(queue)
+    found = outbox_of(cascade, queue)
     return found and Outbox(queue, *found)
 
 

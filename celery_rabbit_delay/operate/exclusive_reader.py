@@ -9,7 +9,8 @@ from typing import Any
 from amqp.exceptions import AccessRefused, AMQPError, PreconditionFailed, ResourceLocked
 
 from ..delay.amqp import declare
-from ..delay.amqp.connecting import Patience, again
+from ..delay.amqp.connecting import Patience
+from .connecting import again
 
 
 @contextmanager

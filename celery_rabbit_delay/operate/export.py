@@ -10,7 +10,7 @@ from typing import Any
 import kombu
 
 from ..delay.core.options import Options
-from ..delay.core.topology import Topology
+from .topology import Topology
 
 
 def definitions(topology: Topology, vhost: str) -> str:

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from ..delay.core.destination import Destination
 from ..delay.core.topology import Cascade
+from .addresses import outbox_of
 from .management import Rows, Snapshot
 
 
@@ -45,7 +46,7 @@ def held_up(cascade: Cascade, snapshot: Snapshot) -> list[HeldUp]:
     """
     found: dict[tuple[str, str], HeldUp] = {}
     for name, row in snapshot.queues.items():
-        if (outbox := cascade.outbox_of(name)) is None:
+        if (outbox := outbox_of(cascade, name)) is None:
             continue
         ticks, destination = outbox
         # Messages that are ready in an outbox without a delay are due as well, but not those that RabbitMQ holds.
@@ -61,7 +62,7 @@ def held_up(cascade: Cascade, snapshot: Snapshot) -> list[HeldUp]:
 def held(cascade: Cascade, snapshot: Snapshot) -> Iterator[tuple[str, str, int]]:
     """Yield each outbox in which RabbitMQ holds messages until they are due, with its destination and their number."""
     for name, row in snapshot.queues.items():
-        if (outbox := cascade.outbox_of(name)) and (amount := int(row.get("messages_delayed") or 0)):
+        if (outbox := outbox_of(cascade, name)) and (amount := int(row.get("messages_delayed") or 0)):
             yield name, str(outbox[1]), amount
 
 

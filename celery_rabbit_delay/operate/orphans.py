@@ -12,10 +12,10 @@ import kombu
 from amqp import Message
 
 from ..delay.amqp import declare
-from ..delay.amqp.connecting import own_channel
 from ..delay.core.headers import State, read_state
 from . import replaying
 from .cascades import require
+from .connecting import own_channel
 from .exclusive_reader import exclusive_reader, wait_for_return
 from .queue_names import QueueNames
 

@@ -8,8 +8,9 @@ from functools import lru_cache
 import kombu
 
 from ..delay.amqp.destinations import bindings_of
-from ..delay.core.destination import check_key, is_match
+from ..delay.core.destination import check_key
 from ..delay.core.errors import InvalidDestination
+from .addresses import is_match
 
 #: The types of exchanges that route by the routing key alone, or not at all.
 _BY_KEY = ("direct", "topic", "fanout")

@@ -15,7 +15,6 @@ from amqp.exceptions import ConnectionError as AMQPConnectionError
 
 from .. import upstream
 from ..delay.amqp import declare
-from ..delay.amqp.connecting import own_channel
 from ..delay.amqp.destinations import bindings_of
 from ..delay.core import plan
 from ..delay.core.destination import check_key
@@ -24,6 +23,7 @@ from ..delay.core.errors import DelayError
 from ..delay.core.headers import Delivery, State, read_state, resent
 from ..delay.core.plan import Now
 from ..delay.core.topology import Cascade
+from .connecting import own_channel
 from .exclusive_reader import wait_for_return
 
 if TYPE_CHECKING:

@@ -13,16 +13,17 @@ from amqp.exceptions import PreconditionFailed
 
 from ..delay.amqp import declare
 from ..delay.amqp.confirms import ConfirmedChannel
-from ..delay.amqp.connecting import own_channel
 from ..delay.amqp.create import choose, create_cascade
 from ..delay.core.destination import Destination
 from ..delay.core.errors import DelayError, DestinationNotFound, LimitReached
 from ..delay.core.options import HOLDS_MESSAGES, Options
-from ..delay.core.topology import Cascade, Stream, Topology
+from ..delay.core.topology import Cascade, Stream
 from .cascades import cascades, existing, existing_outboxes, longest, waiting_queues
+from .connecting import own_channel
 from .management import Management, Snapshot
 from .replaying import take
 from .status import status
+from .topology import Topology
 
 #: The maximum number of waiting messages to hold, which are late if they become due meanwhile.
 _AT_MOST = 10_000

@@ -18,9 +18,11 @@ from ..delay.amqp.confirms import ConfirmedChannel
 from ..delay.core.destination import Destination
 from ..delay.core.levels import Level, Route
 from ..delay.core.options import Options
-from ..delay.core.topology import Binding, Cascade, Exchange, Queue, Stream, Topology
+from ..delay.core.topology import Binding, Cascade, Exchange, Queue, Stream
+from .addresses import outbox_of
 from .cascades import cascades, existing_outboxes, outbox_named, outbox_names, with_longer_levels
 from .management import Snapshot
+from .topology import Topology
 
 #: Policy keys that also affect queues with such arguments: the lower value applies, so that messages leave early, are
 #: deleted with their queue, or are refused by a full one (https://www.rabbitmq.com/docs/parameters#policies).
@@ -186,7 +188,7 @@ def unexpected(bindings: Iterable[Binding], cascades: Iterable[Cascade], streams
 
 def _leads_to_its_address(binding: Binding, cascade: Cascade) -> bool:
     """Return whether a binding leads to the outbox that its routing key is the address of."""
-    found = cascade.outbox_of(binding.destination)
+    found = outbox_of(cascade, binding.destination)
     if found is None:
         return False
     ticks, destination = found

@@ -24,10 +24,12 @@ from uuid import uuid4
 from amqp.exceptions import NotFound
 from celery import Celery
 
-from ..delay.amqp.connecting import Patience, connected
-from ..delay.core.errors import DelayError, EntryConflict, InvalidEntry
+from ..delay.amqp.connecting import Patience
+from ..delay.core.errors import DelayError
+from ..operate.connecting import connected
 from .beat import Scheduler, queue_of
 from .core.entries import Edit
+from .core.errors import EntryConflict, InvalidEntry
 from .lock import NoHolder, ask
 from .operate import PeriodicTask, read_status
 from .schedules import check_future, definition_of

@@ -31,13 +31,14 @@ from celery.utils.time import maybe_make_aware
 from kombu.exceptions import OperationalError
 
 from .. import upstream
-from ..delay.amqp.connecting import ensure_connection
-from ..delay.core.errors import DelayError, EntryConflict, InvalidEntry, InvalidOption
+from ..delay.core.errors import DelayError, InvalidOption
 from ..delay.core.options import options_with
+from ..operate.connecting import ensure_connection
 from ..unreadable import Unreadable
 from .core import entries as periodic
 from .core import runs as core
 from .core.entries import UNWRITTEN, State
+from .core.errors import EntryConflict, InvalidEntry
 from .core.runs import Run
 from .lock import Lock
 from .schedules import Once, definition_of, entry_of, told

@@ -21,10 +21,10 @@ from amqp import Message
 from amqp.exceptions import AccessRefused, PreconditionFailed
 
 from ..delay.amqp.confirms import publish
-from ..delay.amqp.connecting import own_channel
 from ..delay.amqp.declare import passive_declare_queue
 from ..delay.core.errors import PERMISSIONS, CascadeConflict, NotPermitted, UnsupportedConfiguration
 from ..delay.core.options import DRIVER_TYPE
+from ..operate.connecting import own_channel
 
 ARGUMENTS = {
     "x-queue-type": "quorum",

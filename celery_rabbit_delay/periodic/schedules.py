@@ -21,7 +21,7 @@ from kombu.compression import compress
 from kombu.serialization import dumps
 
 from ..delay.core.due import eta_in_utc
-from ..delay.core.errors import InvalidEntry
+from .core.errors import InvalidEntry
 
 
 class Once(BaseSchedule):  # type: ignore[misc]

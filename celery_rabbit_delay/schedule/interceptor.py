@@ -22,7 +22,7 @@ from ..delay.amqp.confirms import ConfirmedChannel
 from ..delay.amqp.connecting import PerClient
 from ..delay.amqp.interceptor import Interceptor
 from ..delay.amqp.publisher import DelayedPublisher
-from ..delay.core.errors import DelayError, StreamUnavailable
+from ..delay.core.errors import DelayError
 from ..delay.core.headers import State, message_id
 from ..delay.core.options import Options
 from ..delay.core.plan import Plan
@@ -34,6 +34,7 @@ from .amqp.stream_consumer import BUSY, StreamMessage
 from .amqp.stream_writer import StreamWriter, record_of
 from .core import streams
 from .core.changes import Changes
+from .core.errors import StreamUnavailable
 from .core.fates import Fate, fate
 from .core.journal import Record
 

@@ -16,16 +16,17 @@ import kombu
 from amqp.exceptions import AMQPError
 from kombu.exceptions import OperationalError
 
-from ..delay.amqp import connecting as connecting_
-from ..delay.core.errors import DelayError, StreamUnavailable
+from ..delay.core.errors import DelayError
 from ..delay.core.options import Options
 from ..delay.core.topology import Cascade, Stream
+from ..operate import connecting as connecting_
 from ..operate.queue_names import QueueNames
 from ..schedule.amqp.clocks import utc_ms
 from ..schedule.amqp.follower import Follower
 from ..schedule.amqp.stream_consumer import Place, StreamMessage, StreamReplaced
 from ..schedule.core import streams
 from ..schedule.core.changes import Pause
+from ..schedule.core.errors import StreamUnavailable
 from .index import Counts, Index, View
 from .printing import reason
 

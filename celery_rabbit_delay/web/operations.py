@@ -14,10 +14,10 @@ from amqp.exceptions import AMQPError
 from kombu.exceptions import OperationalError
 
 from .. import operate
-from ..delay.amqp import connecting as connecting_
 from ..delay.core.destination import Destination
-from ..delay.core.errors import DelayError, NotWaiting
+from ..delay.core.errors import DelayError
 from ..operate import Finding, Orphan, Snapshot, Status
+from ..operate import connecting as connecting_
 from ..operate.queue_names import QueueNames
 from ..operate.replaying import Allowed
 from ..periodic.operate import BeatStatus
@@ -27,6 +27,7 @@ from ..schedule.amqp.clocks import utc_ms
 from ..schedule.amqp.follower import Follower
 from ..schedule.amqp.tasks import About, Scheduled
 from ..schedule.core import journal, streams
+from ..schedule.core.errors import NotWaiting
 from ..schedule.core.journal import Record
 from .index import Row
 from .indexer import Indexer

@@ -19,8 +19,8 @@ from freezegun import freeze_time
 
 from celery_rabbit_delay import DestinationNotFound, InvalidDelay
 from celery_rabbit_delay.delay.amqp import declare
-from celery_rabbit_delay.delay.core.destination import read
 from celery_rabbit_delay.delay.core.headers import HEADER
+from celery_rabbit_delay.operate.addresses import read
 from tests.kit.broker import Vhost, lead, take
 from tests.kit.proxy import proxy
 from tests.kit.wait import wait_until

@@ -19,7 +19,8 @@ from celery_rabbit_delay import Options, operate
 from celery_rabbit_delay.cli import groups
 from celery_rabbit_delay.cli.target import Target
 from celery_rabbit_delay.delay.core.destination import Destination
-from celery_rabbit_delay.delay.core.topology import Cascade, Topology
+from celery_rabbit_delay.delay.core.topology import Cascade
+from celery_rabbit_delay.operate.topology import Topology
 from celery_rabbit_delay.schedule.amqp import tasks as schedule_
 from celery_rabbit_delay.schedule.core import streams
 from tests.kit.abilities import Ability

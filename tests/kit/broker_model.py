@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable
 
-from celery_rabbit_delay.delay.core.destination import is_match
 from celery_rabbit_delay.delay.core.topology import Binding, Cascade, Exchange, Queue
+from celery_rabbit_delay.operate.addresses import is_match
 
 
 class BrokerModel:

@@ -16,7 +16,9 @@ from celery_rabbit_delay import Options
 from celery_rabbit_delay.delay.core.destination import Destination
 from celery_rabbit_delay.delay.core.levels import fewest_set_bits
 from celery_rabbit_delay.delay.core.options import TEN_YEARS
-from celery_rabbit_delay.delay.core.topology import Binding, Cascade, Exchange, Queue, Topology
+from celery_rabbit_delay.delay.core.topology import Binding, Cascade, Exchange, Queue
+from celery_rabbit_delay.operate.addresses import outbox_of
+from celery_rabbit_delay.operate.topology import Topology
 from celery_rabbit_delay.schedule.core.streams import all_streams
 from tests.kit.broker_model import BrokerModel
 
@@ -330,10 +332,10 @@ def test_an_outbox_says_what_it_is_for() -> None:
     assert CASCADE.outbox_name(SHOP, 100) == "t.v3.10ms.out.1s.+shop"
     assert CASCADE.outbox_name(SHOP, 1) == "t.v3.10ms.out.10ms.+shop"
     assert CASCADE.outbox_name(SHOP) == "t.v3.10ms.out.+shop"
-    assert CASCADE.outbox_of("t.v3.10ms.out.1s.+shop") == (100, SHOP)
+    assert outbox_of(CASCADE, "t.v3.10ms.out.1s.+shop") == (100, SHOP)
     for other in (CASCADE.levels[0].queue, CASCADE.orphans, "shop", "t.v3.10ms.out.short-lived", "t.v3.10ms.outer"):
-        assert CASCADE.outbox_of(other) is None
-    assert CASCADE.outbox_of("t.v3.10ms.out.7ms.+shop") is None, "no whole number of ticks"
+        assert outbox_of(CASCADE, other) is None
+    assert outbox_of(CASCADE, "t.v3.10ms.out.7ms.+shop") is None, "no whole number of ticks"
 
 
 def test_cascades_that_are_declared_differently_share_no_name() -> None:

@@ -23,8 +23,8 @@ from celery_rabbit_delay import InvalidDelay, operate
 from celery_rabbit_delay.cli import groups, output, status, target, tasks
 from celery_rabbit_delay.cli.output import until_interrupted
 from celery_rabbit_delay.cli.target import handle_errors
-from celery_rabbit_delay.delay.amqp import connecting as connecting_
 from celery_rabbit_delay.operate import Orphan, Status
+from celery_rabbit_delay.operate import connecting as connecting_
 from celery_rabbit_delay.operate.status import LevelStatus
 from celery_rabbit_delay.periodic.operate import BeatStatus, PeriodicTask
 from celery_rabbit_delay.schedule.amqp import recorded

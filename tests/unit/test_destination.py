@@ -11,17 +11,15 @@ from celery_rabbit_delay import InvalidDestination
 from celery_rabbit_delay.delay.core import routing_key
 from celery_rabbit_delay.delay.core.destination import (
     SHORT_LIVED,
-    Address,
     Destination,
     check_key,
-    is_match,
     is_short_lived,
     of,
-    read,
 )
 from celery_rabbit_delay.delay.core.options import TEN_YEARS
 from celery_rabbit_delay.delay.core.routing_key import MAX_LENGTH
 from celery_rabbit_delay.delay.core.topology import Cascade
+from celery_rabbit_delay.operate.addresses import Address, is_match, read
 
 CASCADE = Cascade("t", timedelta(milliseconds=1), powers=49)
 UUID = "5a4d6f0c-6c0e-4a0e-9f0a-7a8b9c0d1e2f"

@@ -9,7 +9,9 @@ import pytest
 
 from celery_rabbit_delay import Options
 from celery_rabbit_delay.delay.core.destination import Destination
-from celery_rabbit_delay.delay.core.topology import Queue, Topology
+from celery_rabbit_delay.delay.core.topology import Queue
+from celery_rabbit_delay.operate.addresses import outbox_of
+from celery_rabbit_delay.operate.topology import Topology
 from celery_rabbit_delay.schedule.core.streams import all_streams
 from tests.kit.broker_model import BrokerModel
 from tools import diagrams
@@ -47,7 +49,7 @@ def hops(seconds: int) -> list[str]:
     [(_, queue)], passed = model.publish(exchange, *keys)
     said = [f"due in {seconds} s: {len(passed)} hop{'s'[: len(passed) - 1]}", "app"]
     for name in passed:
-        said += ["outbox" if CASCADE.outbox_of(name) else "level", f"waits {topology.queues[name].seconds:g} s"]
+        said += ["outbox" if outbox_of(CASCADE, name) else "level", f"waits {topology.queues[name].seconds:g} s"]
     return [*said, queue, "your queue"]
 
 

@@ -7,10 +7,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from celery_rabbit_delay.delay.core import routing_key
-from celery_rabbit_delay.delay.core.destination import is_match
 from celery_rabbit_delay.delay.core.levels import powers_of_two
 from celery_rabbit_delay.delay.core.routing_key import MAX_LENGTH
 from celery_rabbit_delay.delay.core.topology import Cascade
+from celery_rabbit_delay.operate.addresses import is_match
 
 POWERS = 49
 ticks = st.integers(1, (1 << POWERS) - 1)

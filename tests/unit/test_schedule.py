@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from celery_rabbit_delay import operate
 from celery_rabbit_delay.cli.groups import standalone
-from celery_rabbit_delay.delay.amqp import connecting as connecting_
 from celery_rabbit_delay.delay.core import headers
+from celery_rabbit_delay.operate import connecting as connecting_
 from celery_rabbit_delay.operate.queue_names import QueueNames
 from celery_rabbit_delay.schedule.amqp import tasks as schedule_
 from celery_rabbit_delay.schedule.amqp.tasks import Scheduled, describe

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from celery_rabbit_delay import NotPermitted
-from celery_rabbit_delay.delay.amqp import connecting as connecting_
 from celery_rabbit_delay.delay.core.topology import Cascade, Stream
+from celery_rabbit_delay.operate import connecting as connecting_
 from celery_rabbit_delay.operate.queue_names import QueueNames
 from celery_rabbit_delay.schedule.amqp.follower import Extent
 from celery_rabbit_delay.schedule.amqp.stream_consumer import StreamMessage

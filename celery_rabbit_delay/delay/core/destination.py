@@ -13,16 +13,14 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable, Container
+from collections.abc import Container
 from typing import NamedTuple
-from urllib.parse import quote, unquote
+from urllib.parse import quote
 
 from .errors import InvalidDestination
 from .routing_key import MAX_LENGTH, SENTINEL, is_reserved
 
 SHORT_LIVED = f"{SENTINEL}.short-lived"
-
-_ADDRESS = re.compile(r"@\.([1-9]\d{0,12}m?s\.|)([^+]*)\+(.*)", re.ASCII | re.DOTALL).fullmatch
 
 #: The name of a queue that ends with a connection, a client or a worker: RabbitMQ chose it, it is a UUID, as those of
 #: replies, that of `worker_direct` (celery.utils.nodenames), or one of our own for test messages.
@@ -83,41 +81,9 @@ def of(exchange: str, routing_key: str, bound: Container[tuple[str, str]] = ()) 
     return Destination(exchange)
 
 
-class Address(NamedTuple):
-    """What an address says."""
-
-    delay: int  # milliseconds
-    destination: Destination
-
-
-def read(address: str) -> Address | None:
-    """Return what an address says; None for `SHORT_LIVED`, and for what is no address."""
-    found = _ADDRESS(address)
-    if found is None:
-        return None
-    mark, exchange, key = found.groups()
-    delay = int(mark.rstrip("ms.") or 0) * (1 if mark.endswith("ms.") else 1000)
-    exchange, key = unquote(exchange), unquote(key)
-    return Address(delay, Destination(exchange, key if key or not exchange else None))
-
-
 def is_short_lived(queue: str) -> bool:
     """Return whether a queue is short-lived by its name."""
     return Destination("", queue).is_short_lived
-
-
-def is_match(kind: str, binding_key: str, routing_key: str) -> bool:
-    """Return whether an exchange of a type routes a routing key by a binding key (AMQP 0-9-1, clause 3.1.3)."""
-    if kind == "topic":
-        return _pattern(binding_key)(f".{routing_key}") is not None
-    return kind == "fanout" or binding_key == routing_key
-
-
-@functools.lru_cache(maxsize=1024)
-def _pattern(binding_key: str) -> Callable[[str], re.Match[str] | None]:
-    """Return a function that matches a routing key, with a dot before each word."""
-    words = {"*": r"\.[^.]*", "#": r"(?:\.[^.]*)*"}
-    return re.compile("".join(words.get(word, r"\." + re.escape(word)) for word in binding_key.split("."))).fullmatch
 
 
 @functools.lru_cache(maxsize=1024)

@@ -48,33 +48,9 @@ class NotPermitted(DelayError):
     """The broker's user lacks a permission, which the message names."""
 
 
-class StreamUnavailable(DelayError):
-    """The broker cannot read or write a stream of the schedule now, or has lost its data."""
-
-
-class NotWaiting(DelayError, LookupError):
-    """The journal has no waiting message with this id. Only delays of at least the option `journal` are recorded."""
-
-
-class TooLate(DelayError):
-    """The message is due within 2 s, too soon to be moved."""
-
-
-class DifferentMessages(DelayError):
-    """Waiting messages with the same id differ in more than their due times, so that no move can make them one."""
-
-
 class MessageRefused(DelayError, ValueError):
     """RabbitMQ refuses this message itself: it is too large, for example, or has the `user_id` of another user."""
 
 
 class NotRouted(DelayError):
     """No level accepted the message, even after the cascade was declared again: levels are being deleted."""
-
-
-class InvalidEntry(DelayError, ValueError):
-    """A periodic entry cannot be written like this: its schedule or arguments are bad, or there is no such entry."""
-
-
-class EntryConflict(DelayError):
-    """Somebody else has changed the periodic entry since it was looked at. The message says who, and when."""

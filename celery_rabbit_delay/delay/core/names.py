@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from functools import cached_property
 
-from .destination import SHORT_LIVED, Destination, read
+from .destination import SHORT_LIVED, Destination
 from .errors import InvalidDestination
 from .routing_key import MAX_LENGTH, SENTINEL
 
@@ -110,15 +110,6 @@ class Names:
     def short_lived_outbox(self) -> str:
         """The outbox that short-lived queues share."""
         return self.outbox_prefix + SHORT_LIVED.removeprefix(f"{SENTINEL}.")
-
-    def outbox_of(self, queue: str) -> tuple[int, Destination] | None:
-        """Return the delay in ticks and the destination of an outbox, by its name; None for other queues."""
-        if not queue.startswith(self.outbox_prefix):
-            return None
-        found = read(f"{SENTINEL}.{queue.removeprefix(self.outbox_prefix)}")
-        if found is None or found.delay % self.milliseconds(1):
-            return None
-        return found.delay // self.milliseconds(1), found.destination
 
     def outbox_name(self, destination: Destination, ticks: int = 0) -> str:
         """Return the name of the queue in which messages wait for a delay, and until their destination accepts them.

@@ -14,8 +14,9 @@ from datetime import datetime
 from typing import Any, NamedTuple, TypeVar
 
 from ...delay.core.destination import check_key
-from ...delay.core.errors import EntryConflict, InvalidDestination, InvalidEntry
+from ...delay.core.errors import InvalidDestination
 from ...unreadable import reading
+from .errors import EntryConflict, InvalidEntry
 from .runs import Run
 
 #: The bytes of JSON of all entries beyond which there is no room for another one: RabbitMQ 4 takes 16 MiB in a message.

@@ -18,11 +18,12 @@ from amqp.exceptions import AccessRefused, AMQPError, NotAllowed, NotFound
 from kombu.exceptions import OperationalError
 
 from ...delay.amqp import declare
-from ...delay.amqp.connecting import Patience, is_lost
+from ...delay.amqp.connecting import Patience
 from ...delay.amqp.limited import NO_ANSWER
-from ...delay.core.errors import StreamUnavailable
 from ...delay.core.topology import Stream
+from ...operate.connecting import is_lost
 from ..core import streams
+from ..core.errors import StreamUnavailable
 from .stream_consumer import BUSY, PREFETCH, Place, StreamConsumer, StreamMessage, StreamReplaced
 
 #: Seconds for which a stream that exists is waited for, because a starting broker restores streams last; at most the

@@ -12,11 +12,12 @@ from amqp.exceptions import InternalError, PreconditionFailed
 
 from ...delay.amqp import declare
 from ...delay.amqp.confirms import ConfirmedChannel, NotStored
-from ...delay.amqp.connecting import connected, copy_of
+from ...delay.amqp.connecting import copy_of
 from ...delay.amqp.create import choose, create_cascade
 from ...delay.core.errors import CascadeConflict, CascadeMissing, UnsupportedConfiguration
 from ...delay.core.options import Options
 from ...delay.core.topology import Cascade, Stream
+from ...operate.connecting import connected
 from ..core import streams
 
 

@@ -16,16 +16,7 @@ from amqp import Message
 from ...delay.core import headers as headers_
 from ...delay.core import plan
 from ...delay.core.due import eta_in_utc, microseconds_until
-from ...delay.core.errors import (
-    DelayError,
-    DestinationNotFound,
-    DifferentMessages,
-    InvalidDelay,
-    InvalidDestination,
-    MessageRefused,
-    NotWaiting,
-    TooLate,
-)
+from ...delay.core.errors import DelayError, DestinationNotFound, InvalidDelay, InvalidDestination, MessageRefused
 from ...delay.core.headers import resent
 from ...delay.core.options import Options
 from ...delay.core.plan import Now
@@ -33,6 +24,7 @@ from ...operate.replaying import ANYWHERE, Allowed
 from ...text import escape
 from ...unreadable import Unreadable
 from ..core import changes, streams
+from ..core.errors import DifferentMessages, NotWaiting, TooLate
 from ..core.journal import Record
 from .tasks import to_message, waiting, write_changes
 

@@ -23,11 +23,12 @@ from amqp.exceptions import ConsumerCancelled, NotFound, PreconditionFailed
 
 from ... import upstream
 from ...delay.amqp import declare
-from ...delay.amqp.connecting import abandon, copy_of, ensure_connection
+from ...delay.amqp.connecting import copy_of
 from ...delay.amqp.limited import LimitedConnection
-from ...delay.core.errors import StreamUnavailable
 from ...delay.core.options import Options
 from ...delay.core.topology import Stream
+from ...operate.connecting import abandon, ensure_connection
+from ..core.errors import StreamUnavailable
 
 #: The prefetch count, in messages of at most 100 records each.
 PREFETCH = 500

@@ -14,12 +14,13 @@ from amqp.exceptions import AMQPError, InternalError, ResourceError
 from ... import upstream
 from ...delay.amqp import declare
 from ...delay.amqp.confirms import ANSWERS, NotStored, Outgoing
-from ...delay.amqp.connecting import again
 from ...delay.amqp.publisher import DelayedPublisher
-from ...delay.core.errors import CascadeMissing, DelayError, NotRouted, StreamUnavailable, UnsupportedConfiguration
+from ...delay.core.errors import CascadeMissing, DelayError, NotRouted, UnsupportedConfiguration
 from ...delay.core.plan import Plan
 from ...delay.core.topology import Stream
+from ...operate.connecting import again
 from ..core import journal
+from ..core.errors import StreamUnavailable
 from ..core.journal import Record
 from .making import create_streams
 
