@@ -197,21 +197,6 @@ def test_new_entries_begin_removed_ones_end_and_changed_ones_keep_their_last_run
     assert of["new"][0].at - first_of_new > timedelta(seconds=1.5)  # it begins when the new process does
 
 
-def test_a_run_that_rabbitmq_refuses_stops_no_other_and_is_tried_again(
-    make_shop: MakeShop, start_beat: StartBeat
-) -> None:
-    schedule = {**every_second(), "lost": entry(TASK, 2, "lost", exchange="nowhere", routing_key="lost")}
-    shop = make_shop(None, beat_schedule=schedule)
-    beat = start_beat(shop)
-    wait_for_more(shop, 3)
-    wait_until(lambda: "lost is not sent, trying again" in beat.output(), "it is refused")
-    wait_for_more(shop, 2)
-    shop.vhost.declare("lost", exchange="nowhere")
-    wait_until(lambda: shop.vhost.count("lost"), "it is sent")
-    assert_every_second(take_sent(shop), late=20)
-    assert beat.activations == 1
-
-
 def test_each_worker_may_run_a_beat(make_shop: MakeShop) -> None:
     shop = make_shop(
         None, beat_schedule={"run": {"task": TASK, "schedule": 1, "args": ["run"]}}, beat_scheduler="rabbit-delay"

@@ -97,19 +97,6 @@ def test_a_worker_whose_connection_falls_silent_connects_again(make_shop: MakeSh
         publisher.wait_for(1, "after")
 
 
-def test_a_publisher_idle_for_longer_than_its_heartbeat_publishes_again(make_shop: MakeShop) -> None:
-    shop = make_shop()
-    idle = make_shop(broker_url=shop.vhost.url("amqp") + "?heartbeat=1")
-    idle.send("note", "before", countdown=0.3)
-    log = shop.vhost.broker.node.log
-    given_up = b"missed heartbeats from client, timeout: 1s"
-    wait_until(lambda: given_up in log.read_bytes(), "the broker gives the publisher up")
-    idle.send("note", "after", countdown=0.3)
-    shop.worker()
-    shop.wait_for(1, "before")
-    shop.wait_for(1, "after")
-
-
 @pytest.mark.long
 def test_a_broker_may_deny_transient_shared_queues(make_shop: MakeShop, broker: Broker) -> None:
     """As RabbitMQ 4.3 does unless it is told otherwise. Celery before 5.7 would connect to it again and again."""

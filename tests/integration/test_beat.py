@@ -92,7 +92,7 @@ def test_teardown_names_the_queues_of_beats_and_deletes_them_when_it_is_asked_to
 ) -> None:
     lock = make_lock()
     hold(lock)
-    teardown = "teardown", "--yes", *management(vhost)
+    teardown = "teardown", "--yes", "--delete-messages", *management(vhost)
     kept = f"the queue '{QUEUE}' with the last runs and written entries of beat"
     wait_until(lambda: f"{kept} stays, --beat deletes it" in run(vhost.url("amqp"), *teardown).out, "the API shows it")
     refused = run(vhost.url("amqp"), *teardown, "--beat")
@@ -282,7 +282,9 @@ def test_what_wraps_apply_entry_of_celerys_scheduler_is_called_for_each_run(
         assert scheduler.answer(dumps({"entry": "lost"}))["entries"]["lost"]["definition"]["options"]["headers"] == {
             "mine": 1
         }
-    assert sorted(checked_in) == ["disabled", "lost", "lost", "minute", "minute", "once"]
+        assert sorted(checked_in) == ["disabled", "lost", "lost", "minute", "minute", "once"]
+        vhost.declare("lost", exchange="nowhere")
+        wait_until(lambda: scheduler.tick() >= 0 and vhost.count("lost"), "what was refused is sent")
     sent = [message.headers for message in vhost.take("celery", 4)]
     assert sorted(one["check-in"] for one in sent) == sorted(one["task"] for one in sent)
     assert sorted(one["task"] for one in sent) == ["disabled", "minute", "minute", "once"]

@@ -2,55 +2,15 @@
 
 from __future__ import annotations
 
-import time
-from datetime import datetime, timedelta, timezone
 from typing import Any
 
 import kombu
 import pytest
 
-from tests.kit.broker import lead, own_node, take
-from tests.kit.frames import routing_keys
-from tests.kit.node import Node, dead_letters_again
+from tests.kit.broker import own_node
 from tests.kit.wait import wait_until
 
 pytestmark = pytest.mark.long
-
-AMOUNT = 200
-DELAY = 8  # seconds, one level
-
-
-@pytest.mark.parametrize("outboxes", [(), (DELAY,)], ids=["in a level", "in an outbox"])
-def test_confirmed_messages_survive_a_kill_of_the_broker_and_are_not_early(outboxes: tuple[float, ...]) -> None:
-    with Node(advanced=dead_letters_again(10)) as node:  # for what is due before the bindings are back
-        url = node.url().replace("amqp", "rabbit-delay")
-        options = {"rabbit_delay": {"tick": 1, "max_delay": 15, "slack": 0, "outboxes": outboxes}}
-        with kombu.Connection(url, transport_options=options) as connection:
-            kombu.Queue("q")(connection.default_channel).declare()
-            lead(connection, "q", delays=outboxes)
-            connection.Producer().publish(-1, routing_key="q", headers={"x-delay": 15_000})  # declares the cascade
-            # RabbitMQ may forget what was created last: docs/operations.md, Restarts.
-            kombu.Queue("last")(connection.default_channel).declare()
-            last = ".out.8s.+q" if outboxes else ".out.+q"
-            wait_until(lambda: node.has_registered(last), "the node has written down what it has")
-            # Half a second less than one queue holds them, so that rounding up to it costs no second hop.
-            due = datetime.now(timezone.utc) + timedelta(seconds=DELAY - 0.5)
-            with routing_keys() as keys:
-                for n in range(AMOUNT):
-                    headers = {"task": "t", "eta": due.isoformat()}
-                    connection.Producer().publish(n, routing_key="q", headers=headers)
-            node.kill()
-        assert "@.8s.+q" in keys if outboxes else "@.^3" in keys
-        assert datetime.now(timezone.utc) < due
-        node.start()
-        with kombu.Connection(url, transport_options=options) as connection:
-            messages = take(connection, "q", AMOUNT, timeout=120)
-            arrived = time.time()
-            payloads = [message.payload for message in messages]
-            assert set(range(AMOUNT)) <= set(payloads)
-            assert arrived >= due.timestamp()
-            while -1 not in payloads:
-                payloads += [message.payload for message in take(connection, "q", 1, timeout=120)]
 
 
 @pytest.mark.parametrize("is_set_up", [False, True], ids=["with the cascade", "with its outbox"])

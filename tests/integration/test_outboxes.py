@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 import time
 from collections import Counter
-from functools import partial
 from typing import Any
 
 import kombu
@@ -15,10 +14,8 @@ from amqp import spec
 from celery_rabbit_delay import batch
 from celery_rabbit_delay.delay.amqp import declare, routes
 from celery_rabbit_delay.delay.core.destination import Destination
-from tests.kit.broker import QUICK, Vhost, lead, lead_to, publishing
+from tests.kit.broker import Vhost, lead
 from tests.kit.frames import frames, routing_keys
-from tests.kit.node import cluster
-from tests.kit.wait import wait_until
 
 pytestmark = pytest.mark.shared_vhost
 
@@ -197,34 +194,3 @@ def test_a_publisher_needs_to_write_to_the_two_entries_alone(vhost: Vhost, outbo
                 send(connection, milliseconds)
         assert keys.count("@.1s.+q") == 2
     arrive(vhost, 4)
-
-
-@pytest.mark.long
-def test_levels_and_outboxes_are_led_by_all_nodes_of_a_cluster() -> None:
-    destinations = [Destination("amq.direct", key=f"k{number}") for number in range(8)]
-    delays = [1, 60]
-    with cluster(3, plugins=("rabbitmq_management",)) as nodes:
-        wait_until(lambda: len(nodes[0].api("GET", "/nodes")) == 3, "all nodes are there")
-
-        def leaders(queues: list[str]) -> dict[str, str]:
-            rows = nodes[0].api("GET", "/queues?columns=name,leader")
-            found = {row["name"]: row.get("leader") for row in rows if row["name"] in queues}
-            return found if found.keys() == set(queues) and all(found.values()) else {}
-
-        url = nodes[0].url().replace("amqp", "rabbit-delay", 1)
-        with (
-            kombu.Connection(url, transport_options={"rabbit_delay": QUICK}) as client,
-            publishing(client) as publisher,
-        ):
-            cascade, options = publisher.cascade, publisher.options
-            ticks = [int(delay / options.tick) for delay in delays]
-            for destination in destinations:
-                publisher.routes.ensure(publisher.channel, destination)
-                lead_to(publisher.channel.get_channel(), cascade, destination, ticks)
-        levels = [level.queue for level in cascade.levels]
-        own = [cascade.outbox_name(destination, delay) for destination in destinations for delay in (0, *ticks)]
-        led = wait_until(partial(leaders, levels + own), "all have a leader")
-        # One node leads the orphans besides, and so fewer outboxes.
-        for queues, share in ((levels, 1 / 4), (own, 1 / 12), (levels + own, 1 / 4)):
-            counts = Counter(led[queue] for queue in queues)
-            assert min(counts[node.name] for node in nodes) >= len(queues) * share, counts

@@ -21,7 +21,6 @@ import celery_rabbit_delay
 from celery_rabbit_delay import (
     DelayError,
     InvalidDelay,
-    MessageRefused,
     NotWaiting,
     Scheduled,
     TooLate,
@@ -88,17 +87,6 @@ def test_tasks_are_listed_the_soonest_first_with_all_that_tells_them_apart(vhost
     celery_rabbit_delay.reschedule(app, uuid.UUID(late.id), countdown=100)
     celery_rabbit_delay.cancel(app, uuid.UUID(late.id))
     assert celery_rabbit_delay.find(app, late.id) is None
-
-
-def test_listing_leaves_what_waits_alone(vhost: Vhost) -> None:
-    vhost.declare("q")
-    reader = vhost.user("^$", r"\.ingest$", r"\.(changes|journal\..*)$")  # of no level
-    with vhost.connection(**RECORDED) as connection, vhost.connection(reader) as reading:
-        publish(connection, 15)
-        for _ in range(3):
-            assert len(list(schedule_.scheduled(reading))) == 1
-        [message] = take(connection, "q", 1)
-        assert not message.delivery_info["redelivered"]
 
 
 def test_a_task_for_an_exchange_is_listed_with_the_queue_that_the_app_knows(vhost: Vhost, make_app: MakeApp) -> None:
@@ -662,23 +650,6 @@ def test_the_export_of_a_cascade_with_a_journal_has_its_streams(vhost: Vhost) ->
     assert {queue["name"] for queue in json.loads(text)["queues"]} >= STREAMS
 
 
-def test_reading_tells_how_far_it_is(vhost: Vhost) -> None:
-    vhost.declare("q")
-    with vhost.connection(**RECORDED) as connection:
-        for _ in range(3):
-            publish(connection, 60)
-        told: list[tuple[int, int]] = []
-
-        def has_told() -> bool:  # RabbitMQ counts the messages of a stream some seconds late
-            told.clear()
-            assert len(list(schedule_.scheduled(connection, progress=lambda *far: told.append(far)))) == 3
-            return told[-1][1] >= 3
-
-        wait_until(has_told, "it is known how much there is to read")
-    assert all(done <= total for done, total in told)
-    assert [done for done, _ in told] == sorted(done for done, _ in told)
-
-
 def test_a_task_is_not_moved_beyond_its_expiry(vhost: Vhost, make_app: MakeApp) -> None:
     app = make_app(options=RECORDED)
     vhost.declare("celery")
@@ -689,15 +660,3 @@ def test_a_task_is_not_moved_beyond_its_expiry(vhost: Vhost, make_app: MakeApp) 
     celery_rabbit_delay.reschedule(app, waits.id, countdown=90)
     [one] = celery_rabbit_delay.scheduled(app)
     assert one.due - datetime.now(timezone.utc) > timedelta(seconds=80)
-
-
-def test_a_message_that_rabbitmq_refuses_is_not_listed(vhost: Vhost) -> None:
-    vhost.declare("q")
-    with vhost.connection(**RECORDED) as connection:
-        publish(connection, 60, correlation_id="stays")
-        schedule_.cancel(connection, ["nobody"])  # the stream exists
-        with pytest.raises(MessageRefused, match="user_id"):
-            publish(connection, 60, correlation_id="refused", user_id="somebody else")
-        publish(connection, 0.1, correlation_id="sent as usual")
-        assert len(take(connection, "q", 1)) == 1
-        wait_until(lambda: ids(vhost) == ["stays"], "the record of the refused one is void")

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import logging
-import subprocess
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import kombu
@@ -116,42 +113,3 @@ def test_settings_that_lead_to_memory_and_back_are_followed() -> None:
     app.conf.broker_url = "redis://localhost"
     with pytest.raises(UnsupportedConfiguration):
         app.connection()
-
-
-PLUG_IN = """
-import pytest
-from celery import Celery
-import celery_rabbit_delay
-
-shop = Celery("shop", broker="amqp://rabbit.example//")
-celery_rabbit_delay.install(shop)
-
-@shop.task
-def double(n):
-    return 2 * n
-
-@pytest.fixture(scope="session")
-def celery_config():
-    return {"broker_url": "memory://", "result_backend": "cache+memory://"}
-
-def test_the_worker_of_celerys_pytest_plug_in_runs_tasks(celery_app, celery_worker):
-    celery_rabbit_delay.install(celery_app)
-    @celery_app.task
-    def triple(n):
-        return 3 * n
-    celery_worker.reload()
-    assert triple.apply_async((2,), countdown=0.1).get(timeout=120) == 6
-
-def test_a_users_own_app_may_be_made_eager():
-    shop.conf.task_always_eager = True
-    assert double.apply_async((2,), countdown=60).get() == 4
-"""
-
-
-def test_celerys_pytest_plug_in_works(tmp_path: Path) -> None:
-    (tmp_path / "test_shop.py").write_text(PLUG_IN)
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "celery.contrib.pytest", "-p", "no:cacheprovider"]
-    done = subprocess.run(
-        [*command, "--rootdir", str(tmp_path), "test_shop.py"], cwd=tmp_path, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stdout + done.stderr

@@ -30,7 +30,7 @@ class Answer:
 
 
 class Site:
-    def __init__(self, process: forks.Fork, log: Path) -> None:
+    def __init__(self, process: Any, log: Path) -> None:
         self.process = process
         self.log = log
         self.url = ""
@@ -73,7 +73,7 @@ class Site:
 
     def stop(self) -> int:
         self.process.send_signal(signal.SIGTERM)
-        return self.process.wait(60)
+        return int(self.process.wait(60))
 
 
 @contextmanager
