@@ -35,9 +35,9 @@ def are_listed(shop: Shop, amount: int) -> None:
     wait_until(lambda: len(list(celery_rabbit_delay.scheduled(shop.app))) == amount, f"{amount} are listed")
 
 
-def scheduled(shop: Shop) -> list[Any]:
+def scheduled(shop: Shop, workers: int = 1) -> list[Any]:
     """Return the tasks that workers hold."""
-    replies = shop.app.control.inspect(timeout=5).scheduled() or {}
+    replies = shop.app.control.inspect(timeout=5, limit=workers).scheduled() or {}
     return [request for held in replies.values() for request in held]
 
 
@@ -51,7 +51,7 @@ def test_tasks_of_others_do_not_hold_up_immediate_ones(
     shop, others, old = make_shop(**conf), make_shop(None, **conf), make_shop(None, **conf, task_protocol=1)
     worker = shop.worker("-Q", "celery,mail", *arguments.split())
     for n in range(40):
-        (others if n % 4 < 2 else old).send("note", "delayed", countdown=40, queue="mail" if n % 2 else "celery")
+        (others if n % 4 < 2 else old).send("note", "delayed", countdown=20, queue="mail" if n % 2 else "celery")
     for n in range(3):
         shop.send("note", f"immediate {n}")
     for n in range(3):
@@ -173,13 +173,13 @@ def test_broadcast_queues_keep_their_copies_and_exclusive_ones_hand_theirs_on(ma
     for name in ("one", "two"):
         shop.worker("-Q", "celery,news", name=name)
     others.send("note", "news", countdown=25, queue="news")
-    wait_until(lambda: len(scheduled(shop)) == 2, "each worker holds its copy")
+    wait_until(lambda: len(scheduled(shop, 2)) == 2, "each worker holds its copy")
     shop.wait_for(2, "news")
     shop, others = make_shop(queues="exclusive"), make_shop(None, queues="exclusive")
     shop.worker("-Q", "celery,own", name="three")
     others.send("note", "own", countdown=25, exchange="own", routing_key="own")
     wait_until(lambda: waiting(shop.vhost) == 1, "it waits in RabbitMQ")
-    assert not scheduled(shop)
+    assert not scheduled(shop, 3)
     shop.wait_for(1, "own")
 
 

@@ -97,7 +97,7 @@ def test_a_worker_with_only_paused_queues_answers_and_shows_them(make_shop: Make
     assert shop.delay("pause", "mail").code == 0
     worker = shop.worker("-Q", "mail")
     is_quiet(worker)
-    inspect = shop.app.control.inspect(timeout=10)
+    inspect = shop.app.control.inspect(timeout=10, limit=1)
     assert inspect.ping() == {"w@localhost": {"ok": "pong"}}
     [queue] = inspect.active_queues()["w@localhost"]
     assert (queue["name"], queue["paused"]) == ("mail", True)
@@ -106,16 +106,16 @@ def test_a_worker_with_only_paused_queues_answers_and_shows_them(make_shop: Make
     assert json.loads(shop.delay("status", "--json").out)["paused"][0]["queue"] == "mail"
     shop.send("note", "held", queue="mail")
     # Celery's own remote control says what a worker consumes from, and a pause what nobody does.
-    shop.app.control.add_consumer("mail", reply=True)
+    shop.app.control.add_consumer("mail", reply=True, timeout=60, limit=1)
     is_quiet(worker, times=2)
-    shop.app.control.cancel_consumer("mail", reply=True)
+    shop.app.control.cancel_consumer("mail", reply=True, timeout=60, limit=1)
     wait_until(lambda: inspect.active_queues()["w@localhost"] == [], "it is none of its queues")
     assert shop.delay("resume", "mail").code == 0
     shop.send("note", "to see that time has passed", queue="celery")
     other = shop.worker("-Q", "celery", name="other")
     shop.wait_for(1, "to see that time has passed")
     assert consumers(shop) == 0
-    shop.app.control.add_consumer("mail", reply=True, destination=["w@localhost"])
+    shop.app.control.add_consumer("mail", reply=True, destination=["w@localhost"], timeout=60, limit=1)
     shop.wait_for(1, "held")
     assert_nothing_went_wrong(shop, worker, other)
 

@@ -82,7 +82,7 @@ def test_a_soft_shutdown_gives_a_delayed_task_back(make_shop: MakeShop) -> None:
     shop.send("sleeps_once", countdown=0.3)
     shop.wait_for(1, "sleeps once")
     # Before the worker knows, Celery finds nothing to give back, and waits for the ten minutes.
-    inspect = shop.app.control.inspect()
+    inspect = shop.app.control.inspect(timeout=5, limit=1)
     wait_until(lambda: any((inspect.active() or {}).values()), "the worker knows that the task runs")
     os.kill(worker.process.pid, signal.SIGQUIT)
     wait_until(lambda: worker.process.poll() is not None, "the worker has stopped")

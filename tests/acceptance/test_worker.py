@@ -70,7 +70,7 @@ def test_a_running_worker_honours_expires_and_receives_what_still_waits_for_a_qu
     worker = shop.worker()
     shop.send("note", "patient", countdown=15, queue="later")
     shop.vhost.delete_queue("later")
-    shop.app.control.add_consumer("later", reply=True)
+    shop.app.control.add_consumer("later", reply=True, timeout=60, limit=1)
     shop.send("note", "expires before it is due", countdown=0.6, expires=0.3)
     shop.send("note", "expires after it is due", countdown=3, expires=100)
     shop.wait_for(1, "expires after it is due")
@@ -151,8 +151,9 @@ def test_mingle_gossip_events_and_remote_control_work_between_workers(make_shop:
     mingled(shop)
     wait_until(lambda: "sync with two@localhost" in one.output(), "gossip tells the first worker of the second")
     both = {"one@localhost", "two@localhost"}
-    wait_until(lambda: set(shop.app.control.inspect(timeout=5).stats() or ()) == both, "both say how they are")
-    wait_until(lambda: {name for reply in shop.app.control.ping(timeout=5) for name in reply} == both, "both answer")
+    wait_until(lambda: set(shop.app.control.inspect(timeout=5, limit=2).stats() or ()) == both, "both say how they are")
+    ping = partial(shop.app.control.ping, timeout=5, limit=2)
+    wait_until(lambda: {name for reply in ping() for name in reply} == both, "both answer")
     seen: list[str] = []
     with shop.app.connection_for_read() as connection:
         receiver = shop.app.events.Receiver(connection, handlers={"*": lambda event: seen.append(event["type"])})
@@ -171,7 +172,7 @@ def test_inspect_events_and_a_plain_connection_see_a_delayed_task_as_the_page_on
 ) -> None:
     shop = make_shop(QUICK | {"journal": 10}, task_send_sent_event=True)
     shop.worker("-E")
-    inspect = shop.app.control.inspect(timeout=10)
+    inspect = shop.app.control.inspect(timeout=10, limit=1)
     with shop.vhost.plain() as plain:  # the worker gets it at once, and hands it on
         task = "tests.acceptance.shop.note"
         waits = shop.app.send_task(task, ("waits",), countdown=100, connection=plain).id

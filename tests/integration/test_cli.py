@@ -129,11 +129,11 @@ def test_verify_finds_each_kind_of_damage(vhost: Vhost) -> None:
     assert run(url, "setup").code == 0
 
     def finds(*expected: str, over_amqp: bool) -> str:
-        verified = run(url, "verify", *management(vhost))
+        with running(url, "verify", *management(vhost)) as one, running(url, "verify") as other:
+            verified, without = one.wait(), other.wait()
         assert verified.code == 3
         for line in expected:
             assert re.search(line, verified.out, re.MULTILINE), verified.out
-        without = run(url, "verify")
         assert without.code == (3 if over_amqp else 0), without.out
         return without.out
 
