@@ -1,7 +1,7 @@
-"""What takes long: a million messages that wait, spread over a month, and 100,000 due in one minute in a cluster.
+"""What takes long: a million messages that wait, spread over a month.
 
-    python -m evidence.benchmarks.at_length                    on RabbitMQ 4.3; about ten minutes for each on two CPUs
-    python -m evidence.benchmarks.at_length --month 10000 --minute 0 --out /tmp/at_length.json
+    python -m evidence.benchmarks.at_length                    on RabbitMQ 4.3; about ten minutes on two CPUs
+    python -m evidence.benchmarks.at_length --month 10000 --out /tmp/at_length.json
 
 Writes `at_length.json`, of which docs/sizing.md tells.
 """
@@ -19,7 +19,7 @@ from typing import Any
 
 from celery_rabbit_delay import batch, operate
 from evidence import meter
-from tests.kit.node import Node, cluster, find_server
+from tests.kit.node import Node, find_server
 
 from .contenders import Contender, Ours, receiving
 
@@ -44,21 +44,13 @@ def send(url: str, dues: Sequence[float]) -> None:
     contender.close()
 
 
-def send_all(url: str, dues: Sequence[float], processes: int) -> None:
-    """Publish from some processes side by side."""
-    context = multiprocessing.get_context("spawn")
-    senders = [context.Process(target=send, args=(url, dues[number::processes])) for number in range(processes)]
-    for sender in senders:
-        sender.start()
-    for sender in senders:
-        sender.join()
-        assert not sender.exitcode
-
-
-def lateness(url: str, dues: Sequence[float], processes: int = 3) -> list[float]:
+def lateness(url: str, dues: Sequence[float]) -> list[float]:
     """Publish messages that are due at some `time.time()`, and return how late they come."""
     received = receiving(url, len(dues))
-    send_all(url, dues, processes)
+    sender = multiprocessing.get_context("spawn").Process(target=send, args=(url, dues))
+    sender.start()
+    sender.join()
+    assert not sender.exitcode
     log(f"all sent {min(dues) - time.time():.0f} s before the first is due")
     return received()
 
@@ -71,7 +63,7 @@ def spread(late: Sequence[float]) -> dict[str, float]:
 def others(node: Node) -> dict[str, float]:
     """Return how late other messages are, 4,000 that are due within 20 seconds."""
     chosen, soon = random.Random(2), time.time() + 15
-    return spread(lateness(node.url(), [soon + chosen.uniform(0, 20) for _ in range(4000)], processes=1))
+    return spread(lateness(node.url(), [soon + chosen.uniform(0, 20) for _ in range(4000)]))
 
 
 def fill(url: str, amount: int) -> tuple[int, float]:
@@ -122,21 +114,6 @@ def a_month(server: Path, amount: int) -> dict[str, Any]:
         return {**found, "about": meter.about(node)}
 
 
-def a_minute(server: Path, amount: int) -> dict[str, Any]:
-    """Let 100,000 be due in one minute in a cluster of three nodes, and measure how late they are."""
-    chosen = random.Random(1)
-    with cluster(3, server=server) as nodes:
-        time.sleep(5)
-        Ours(nodes[0].url()).close()
-        before = [meter.cpu(meter.pid(node)) for node in nodes]
-        first = time.time() + 20 + amount / 700
-        late = lateness(nodes[0].url(), [first + chosen.uniform(0, 60) for _ in range(amount)])
-        used = sum(meter.cpu(meter.pid(node)) - earlier for node, earlier in zip(nodes, before, strict=True))
-        found = {"amount": amount, "cpu": used, "late": spread(late)}
-        log(str(found))
-        return {**found, "about": meter.about(nodes[0])}
-
-
 def log(text: str) -> None:
     print(text, flush=True)
 
@@ -146,17 +123,11 @@ def main() -> None:
         prog="python -m evidence.benchmarks.at_length", description=__doc__.splitlines()[0]
     )
     parser.add_argument("--rabbitmq", default="4.3", help="a name for tools/get-rabbitmq")
-    parser.add_argument("--month", type=int, default=1_000_000, help="messages; 0 leaves it out")
-    parser.add_argument("--minute", type=int, default=100_000, help="the same")
+    parser.add_argument("--month", type=int, default=1_000_000, help="messages")
     parser.add_argument("--out", type=Path, default=RESULTS)
     arguments = parser.parse_args()
-    server = find_server(arguments.rabbitmq)
-    for name, measure, amount in (("minute", a_minute, arguments.minute), ("month", a_month, arguments.month)):
-        if amount:
-            found = measure(server, amount)
-            results = json.loads(arguments.out.read_text()) if arguments.out.exists() else {}
-            results[name] = found
-            arguments.out.write_text(json.dumps(results, indent=2) + "\n")
+    found = {"month": a_month(find_server(arguments.rabbitmq), arguments.month)}
+    arguments.out.write_text(json.dumps(found, indent=2) + "\n")
 
 
 if __name__ == "__main__":

@@ -10,9 +10,9 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from functools import partial
 from multiprocessing import get_context
 from typing import Any
@@ -171,32 +171,39 @@ _floor: Callable[[], None] | None = None
 
 def warm(node: Node, scale: float, repeats: int, log: Log) -> dict[str, Any]:
     """Measure microseconds of the publisher's CPU for `apply_async`, and until it returns; and in a batch of 1,000."""
-    amount = max(20, int(100 * scale))
-    with (
-        vhost(node) as url,
-        publisher(url, PLAIN) as plain,
-        publisher(url, OURS) as ours,
-        publisher(url, SCHEDULE) as too,
-    ):
-        calls = {PLAIN: plain, OURS: ours, SCHEDULE: too}
-        runs = {f"{kind}, no delay": partial(calls[kind], spent_by, amount) for kind in (PLAIN, OURS)}
-        for kind, call in calls.items():
+    with vhost(node) as url, ExitStack() as stack:
+        calls = {kind: stack.enter_context(publisher(url, kind)) for kind in KINDS}
+        for call in calls.values():
             call(spent_by, 300, countdown=60)
-            runs[kind] = partial(call, spent_by, amount, countdown=60)
         time.sleep(2)  # outboxes are saved, and used
-        for kind, call in calls.items():
-            call(spent_by, 100, countdown=60)
-            runs[f"{kind}, floor"] = partial(call, spent_by_floor, url, amount, countdown=60)
-        for kind in (OURS, SCHEDULE):
-            runs[f"{kind}, batch"] = partial(calls[kind], spent_by, 10 * amount, True, countdown=60)
-        values: dict[str, dict[str, list[float]]] = {"cpu": {}, "time": {}}
-        for _ in range(1 + 10 * repeats):
-            for name, run in runs.items():
-                for what, value in zip(values, run(), strict=True):
-                    values[what].setdefault(name, []).append(value)
-    against = dict.fromkeys(runs, PLAIN) | {f"{kind}, batch": kind for kind in (OURS, SCHEDULE)}
-    against |= {f"{OURS}, no delay": f"{PLAIN}, no delay"}
-    return {what: meter.compared({name: each[1:] for name, each in of.items()}, against) for what, of in values.items()}
+        one = {f"{kind}, no delay": partial(calls[kind], spent_by, 50) for kind in (PLAIN, OURS)}
+        one |= {kind: partial(call, spent_by, 50, countdown=60) for kind, call in calls.items()}
+        one |= {f"{kind}, floor": partial(call, spent_by_floor, url, 50, countdown=60) for kind, call in calls.items()}
+        many = {kind: partial(calls[kind], spent_by, 1000, countdown=60) for kind in (OURS, SCHEDULE)}
+        many |= {
+            f"{kind}, batch": partial(calls[kind], spent_by, 1000, True, countdown=60) for kind in (OURS, SCHEDULE)
+        }
+        against = dict.fromkeys(one, PLAIN) | {f"{OURS}, no delay": f"{PLAIN}, no delay"}
+        found = _both(one, max(2, int(20 * repeats * scale)), against)
+        batches = _both(many, max(2, int(2 * repeats * scale)), {f"{kind}, batch": kind for kind in (OURS, SCHEDULE)})
+        return {what: _with_floors({**batches[what], **found[what]}, PLAIN) for what in found}
+
+
+def _both(runs: Mapping[str, Callable[[], Any]], repeats: int, against: Mapping[str, str]) -> dict[str, Any]:
+    """Run each in turn, as `meter.interleaved`, after one turn that does not count."""
+    turns = [{name: run() for name, run in runs.items()} for _ in range(1 + repeats)][1:]
+    return {
+        what: meter.compared({name: [turn[name][place] for turn in turns] for name in runs}, against)
+        for place, what in enumerate(("cpu", "time"))
+    }
+
+
+def _with_floors(found: dict[str, Any], plain: str) -> dict[str, Any]:
+    """Note what plain Celery would take, in its own times, if its methods cost what those of this package do."""
+    for name in [name for name in found if f"{name}, floor" in found]:
+        ours, least, of = (found[which]["median"] for which in (f"{name}, floor", f"{plain}, floor", plain))
+        found[name]["floor"] = 1 + (ours - least) / of
+    return found
 
 
 # --- a process that has not
@@ -239,15 +246,18 @@ def first_task(node: Node, scale: float, repeats: int, log: Log) -> dict[str, An
                 for kind in KINDS
                 for seconds in ((1, 60) if queues == 1 else (60,))
             }
-            runs |= {f"{kind}, {what}, floor": partial(ask, url, kind, 60, queues, other) for kind in (PLAIN, OURS)}
+            runs |= {
+                f"{kind}, 60 s, {what}, floor": partial(ask, url, kind, 60, queues, other) for kind in (PLAIN, OURS)
+            }
             for run in runs.values():
                 run()
             time.sleep(2)  # all is saved, and as old as that of other processes
-            found |= meter.interleaved(runs, repeats, log, f"{PLAIN}, 60 s, {what}")
+            plain = f"{PLAIN}, 60 s, {what}"
+            found |= _with_floors(meter.interleaved(runs, repeats, log, plain), plain)
     where = "on a fresh virtual host"
     runs = {f"{kind}, {where}": partial(on_fresh, kind) for kind in KINDS}
     runs |= {f"{kind}, {where}, floor": partial(on_fresh, kind, True) for kind in (PLAIN, OURS)}
-    return found | meter.interleaved(runs, repeats, log, f"{PLAIN}, {where}")
+    return found | _with_floors(meter.interleaved(runs, repeats, log, f"{PLAIN}, {where}"), f"{PLAIN}, {where}")
 
 
 # --- imports

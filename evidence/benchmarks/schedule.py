@@ -56,26 +56,27 @@ def journal_broker_cpu(node: Node, scale: float, repeats: int, log: Log) -> dict
 
 
 def schedule_list(node: Node, scale: float, repeats: int, log: Log) -> dict[str, Any]:
-    """Measure seconds and bytes of `celery-rabbit-delay list` for 100,000 tasks sent one by one, and for a million."""
-    found: dict[str, dict[str, float]] = {}
+    """Measure seconds, CPU seconds and bytes of `celery-rabbit-delay list` for 100,000 tasks, sent one by one."""
     with vhost(node) as url, running_app(url, {"schedule": True}) as app:
         app.send_task("bench.nothing", (1,), countdown=7200)
-        for name, amount in (("100,000", int(100_000 * scale)), ("1,000,000", int(1_000_000 * scale))):
-            _record(app, amount - max((int(one["records"]) for one in found.values()), default=1))
-            row: dict[str, float] = {"records": amount}
-            runs = {"limit": ["--limit", str(LIMIT)]} | ({} if found else {"all": []})
-            for kind, arguments in runs.items():
-                seconds, cpu, size = _run([*_COMMAND, url, "list", *arguments])
-                row |= {f"{kind} seconds": seconds, f"{kind} cpu": cpu, f"{kind} bytes": size}
-            log(f"  {name}: {row}")
-            found[name] = row
-    return found
+        _record(app, int(100_000 * scale) - 1)
+        kinds: dict[str, list[str]] = {"all": [], "limit": ["--limit", str(LIMIT)]}
+        runs = {
+            kind: [_run([*_COMMAND, url, "list", *arguments]) for _ in range(repeats)]
+            for kind, arguments in kinds.items()
+        }
+    return {kind: _spreads(of) for kind, of in runs.items()}
+
+
+def _spreads(runs: list[tuple[float, float, float]]) -> dict[str, Any]:
+    names = ("seconds", "cpu", "bytes")
+    return {name: meter.spread(values) for name, values in zip(names, zip(*runs, strict=True), strict=True)}
 
 
 _COMMAND = [str(Path(sys.executable).with_name("celery-rabbit-delay")), "--broker"]
 
 
-def _run(command: list[str]) -> tuple[float, float, int]:
+def _run(command: list[str]) -> tuple[float, float, float]:
     """Run a program; return its seconds, CPU seconds and most resident bytes."""
     started = time.perf_counter()
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
@@ -129,11 +130,7 @@ def cancelled(node: Node, scale: float, repeats: int, log: Log) -> dict[str, Any
                     took = time.perf_counter() - started
                     found.setdefault(name, []).append((took, meter.cpu(pid), meter.memory(pid)))
                 log(f"  {name}: {found[name][-1]}")
-    names = ("seconds", "cpu", "bytes")
-    return {
-        kind: {name: meter.spread(values) for name, values in zip(names, zip(*runs, strict=True), strict=True)}
-        for kind, runs in found.items()
-    }
+    return {kind: _spreads(runs) for kind, runs in found.items()}
 
 
 ROWS: dict[str, Callable[[Node, float, int, Log], dict[str, Any]]] = {
