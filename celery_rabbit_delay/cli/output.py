@@ -117,11 +117,6 @@ def is_terminal() -> bool:
     return sys.stdout.isatty()
 
 
-def tell(heading_or_hint: str) -> None:
-    """Print what is not data: on a terminal in its place, else as a message."""
-    click.echo(heading_or_hint, err=not is_terminal())
-
-
 def format_time(moment: datetime) -> str:
     """Return a time, on a terminal in this machine's zone unless `--utc` was given."""
     context = click.get_current_context(silent=True)

@@ -17,17 +17,13 @@ from ..operate import HeldUp, Status
 from ..operate.queue_names import QueueNames
 from ..schedule.core.errors import StreamUnavailable
 from ..text import escape, span
-from .output import EXIT_PROBLEMS, fit, format_time, is_terminal, pad, tell, utc_option
+from .output import EXIT_PROBLEMS, fit, format_time, is_terminal, utc_option
 from .parameters import management_option, other_queues_option
 from .target import Target, pass_target, snapshot_of
 
 if TYPE_CHECKING:
     from ..periodic.operate import BeatStatus
-    from ..schedule.amqp.recorded import Recorded
     from ..schedule.core.changes import Pause
-
-#: The next runs of a beat that are shown.
-_RUNS = 20
 
 RUNBOOK = "https://github.com/celery-rabbit-delay/celery-rabbit-delay/blob/main/docs/runbook.md"
 
@@ -43,14 +39,11 @@ RUNBOOK = "https://github.com/celery-rabbit-delay/celery-rabbit-delay/blob/main/
 def status(
     target: Target, management_url: str | None, any_queue: bool, levels: bool, as_json: bool, watch: bool
 ) -> None:
-    """Show how many messages wait, what is due when, and how many could not be delivered.
-
-    What is due when comes from the journal: each task and queue of the app with the time of the first and the number,
-    among the 1,000 soonest. The other numbers are those of all apps with the same prefix.
+    """Show how many messages of all apps with the same prefix wait, and how many could not be delivered.
 
     --management-url shows all outboxes; AMQP shows those of the queues of the app, with the delays of --outboxes.
 
-    Shows the paused queues, the active process of `celery beat -S rabbit-delay` and its next runs, too.
+    Shows the paused queues and the active process of `celery beat -S rabbit-delay`, too.
 
     Exits with 3 if a level is blocked or missing, if there are orphans, if no beat is active although one was, or, with
     --management-url, if a destination accepts nothing and the cause is known. Then prints a link to the runbook.
@@ -63,14 +56,16 @@ def status(
             if not as_json:
                 if watch:
                     click.clear()
-                _show(found, _recorded(target.names(any_queue), connection, found), levels)
+                _show(found, levels)
                 for one in paused:
                     click.echo(fit(escape(_shown_pause(one))))
             beat = target.beat(connection)  # at last: during an alarm it cannot be asked
             if as_json:
                 click.echo(json.dumps(_as_data(found, beat, paused), default=datetime.isoformat))
+            elif beat and beat.process:
+                click.echo(escape(f"beat is active on {beat.process}"))
             elif beat:
-                _show_beat(beat)
+                click.echo("no beat is active: start one with `celery -A APP beat -S rabbit-delay`")
             if not watch:
                 break
             time.sleep(2)
@@ -78,19 +73,6 @@ def status(
         click.echo(f"what to do: {RUNBOOK}", err=True)
     if found.has_problems or (beat and beat.process is None):
         raise SystemExit(EXIT_PROBLEMS)
-
-
-def _recorded(names: QueueNames, connection: kombu.Connection, found: Status) -> Recorded | None:
-    """Return what the journal says, if messages wait and there is one; if this user may not read it, say why not."""
-    if not (found.waiting or found.is_partial) or not connection.transport.delay_options.schedule:
-        return None
-    from ..schedule.amqp.recorded import recorded
-
-    try:
-        return recorded(connection, names)
-    except (NotPermitted, StreamUnavailable) as exc:
-        click.echo(escape(f"the journal cannot be read: {exc}"), err=True)
-        return None
 
 
 def _paused(names: QueueNames, connection: kombu.Connection, found: Status) -> list[Pause]:
@@ -133,28 +115,11 @@ def _as_data(found: Status, beat: BeatStatus | None, paused: list[Pause]) -> dic
     }
 
 
-def _show(found: Status, recorded: Recorded | None, levels: bool) -> None:
+def _show(found: Status, levels: bool) -> None:
     counts = [f"{found.waiting:,} wait" + (", besides those that RabbitMQ holds" if found.is_partial else "")]
-    if recorded:
-        counts.append(f"{recorded.amount:,} recorded")
-        if recorded.cancelled:
-            counts.append(f"{recorded.cancelled:,} cancelled")
     if found.orphans is not None:
         counts.append(f"{found.orphans:,} are orphans")
     click.echo(", ".join(counts))
-    if recorded and not recorded.amount:
-        tell(
-            "no task is recorded: `list`, `reschedule` and `run-now` know those with the delay of the option `journal`"
-        )
-    _table(
-        f"{'FIRST DUE':<24}   TASKS  {'QUEUE':<20}  TASK",
-        (
-            f"{pad(format_time(one.due), 24)}  {one.amount:>6,}  {pad(one.queue, 20)}  {one.task or 'messages'}"
-            for one in (recorded.groups if recorded else ())
-        ),
-    )
-    if recorded and recorded.elsewhere:
-        tell(f"{recorded.elsewhere:,} of the soonest are for other queues than those of the app: see --any-queue")
     lines = [f"leads to {destination!r}" for destination in found.destinations or ()]
     lines += map(str, found.held_up or ())
     if found.is_partial:
@@ -189,19 +154,3 @@ def _table(headings: str, rows: Iterable[str]) -> None:
         if number == 0 and is_terminal():
             click.echo(headings)
         click.echo(fit(escape(row)))
-
-
-def _show_beat(beat: BeatStatus) -> None:
-    """Print the active process, and when it will send what."""
-    if beat.process is None:
-        click.echo("no beat is active: start one with `celery -A APP beat -S rabbit-delay`")
-        return
-    click.echo(escape(f"beat is active on {beat.process}"))
-    rows = [
-        f"{pad(format_time(one.next) if one.next else 'unknown', 24)}  {pad(one.entry, 20)}  {one.task}"
-        for one in beat.entries
-        if one.is_enabled
-    ]
-    _table(f"{'NEXT RUN':<24}  {'ENTRY':<20}  TASK", rows[:_RUNS])
-    if len(rows) > _RUNS:
-        tell(f"{len(rows) - _RUNS:,} more entries: see `periodic list`")

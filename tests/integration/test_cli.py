@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 from collections import Counter
-from datetime import datetime, timezone
 from functools import partial
 from pathlib import Path
 
@@ -200,9 +199,7 @@ def test_status_counts_what_waits(vhost: Vhost) -> None:
     assert re.search(r"^ +1 min +1 +\d  queue 'q'$", text, re.MULTILINE)
     assert max(map(len, text.splitlines())) <= 83
     summary = run(vhost.url("amqp"), "status", *management(vhost)).out
-    shown = re.fullmatch(r"6 wait, 5 recorded, 0 are orphans\n(.+)Z +5  q  messages\nleads to 'q'\n", summary)
-    assert shown, summary
-    assert datetime.fromisoformat(f"{shown[1]}+00:00") > datetime.now(timezone.utc)
+    assert summary == "6 wait, 0 are orphans\nleads to 'q'\n"
     assert text.startswith(summary)
 
 

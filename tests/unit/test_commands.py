@@ -26,10 +26,8 @@ from celery_rabbit_delay.cli.target import handle_errors
 from celery_rabbit_delay.operate import Orphan, Status
 from celery_rabbit_delay.operate import connecting as connecting_
 from celery_rabbit_delay.operate.status import LevelStatus
-from celery_rabbit_delay.periodic.operate import BeatStatus, PeriodicTask
-from celery_rabbit_delay.schedule.amqp import recorded
+from celery_rabbit_delay.periodic.operate import BeatStatus
 from celery_rabbit_delay.schedule.amqp import tasks as schedule_
-from celery_rabbit_delay.schedule.amqp.recorded import Group, Recorded
 from celery_rabbit_delay.schedule.amqp.tasks import Scheduled
 from tests.kit.commands import PROGRAM, closed_pipe
 
@@ -220,7 +218,6 @@ def test_status_tells_a_missing_level_from_a_missing_cascade(
 ) -> None:
     levels = [LevelStatus(name, 1000, count, None) for name, count in zip("ab", ready, strict=False)]
     monkeypatch.setattr(operate, "status", lambda *arguments: Status(levels, [], None, None, None, []))
-    monkeypatch.setattr(recorded, "recorded", lambda *arguments: None)
     shown = run("status")
     assert (shown.exit_code, shown.stdout) == (3, f"{sum(filter(None, ready))} wait\n{told}\n")
 
@@ -316,30 +313,18 @@ def test_a_search_without_words_selects_nothing(waiting: list[Scheduled]) -> Non
         assert (failed.exit_code, "name either ids or" in failed.stderr) == (2, True)
 
 
-def test_status_has_headings_and_local_times_on_a_terminal(
-    terminal: None, away: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_status_has_headings_on_a_terminal(terminal: None, away: None, monkeypatch: pytest.MonkeyPatch) -> None:
     found = Status([LevelStatus("level", 1000, 1, None)], [], 0, None, None, [])
-    entry = PeriodicTask("hourly", "shop.sync", WAITS.due, WAITS.due)
-    beat = BeatStatus("host:1", [entry, entry._replace(entry="odd", next=None)])
+    beat = BeatStatus("host:1", [])
     monkeypatch.setattr(operate, "status", lambda *arguments: found)
     monkeypatch.setattr(target.BrokerTarget, "beat", lambda *arguments: beat)
-    monkeypatch.setattr(
-        recorded, "recorded", lambda *arguments: Recorded(3, 1, [Group("shop.review", "mail", 1, WAITS.due)], 1)
-    )
     shown = run("status", "--levels")
     assert (shown.stderr, shown.stdout) == (
         "",
-        "1 wait, 3 recorded, 1 cancelled, 0 are orphans\n"
-        "FIRST DUE                  TASKS  QUEUE                 TASK\n"
-        "2030-01-31 12:30:00 CET        1  mail                  shop.review\n"
-        "1 of the soonest are for other queues than those of the app: see --any-queue\n"
+        "1 wait, 0 are orphans\n"
         "      LEVEL      READY  UNSETTLED  QUEUE\n"
         "        1 s          1             level\n"
-        "beat is active on host:1\n"
-        "NEXT RUN                  ENTRY                 TASK\n"
-        "2030-01-31 12:30:00 CET   hourly                shop.sync\n"
-        "unknown                   odd                   shop.sync\n",
+        "beat is active on host:1\n",
     )
 
 
