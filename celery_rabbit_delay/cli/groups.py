@@ -33,7 +33,6 @@ class _Standalone(Group):
         status.status,
         orphans.orphans,
         tasks.list_scheduled,
-        tasks.show,
         tasks.cancel,
         tasks.restore,
         tasks.reschedule,

@@ -8,11 +8,10 @@ import os
 import shutil
 import signal
 import sys
-import time
 import traceback
 import unicodedata
 from collections.abc import Callable, Generator, Iterable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from typing import Any, TypeVar
 
@@ -93,23 +92,6 @@ def until_interrupted(items: Iterable[T]) -> Iterator[tuple[Iterator[T], Callabl
         signal.signal(signal.SIGINT, before)
         if isinstance(items, Generator):
             items.close()  # while there are connections
-
-
-@contextmanager
-def progress(label: str) -> Iterator[Callable[[int, int], None]]:
-    """Yield a function that shows how much of a total is done: as a bar on a terminal, after the first second."""
-    began = time.monotonic()
-    bar: Any = None
-    with ExitStack() as shown:
-
-        def show(done: int, total: int) -> None:
-            nonlocal bar
-            if bar is None and time.monotonic() - began > 1 and sys.stderr.isatty():
-                bar = shown.enter_context(click.progressbar(length=total, label=label, file=sys.stderr))
-            if bar is not None:
-                bar.update(done - bar.pos)
-
-        yield show
 
 
 def is_terminal() -> bool:

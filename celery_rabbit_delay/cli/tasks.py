@@ -1,28 +1,23 @@
-"""Commands for the schedule: list, show, cancel, restore, reschedule, run-now, pause, resume."""
+"""Commands for the schedule: list, cancel, restore, reschedule, run-now, pause, resume."""
 
 from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator
 from datetime import datetime, timezone
 from typing import Any, TypeVar
 
 import click
 import kombu
 
-from ..delay.core.errors import NotPermitted
 from ..delay.core.headers import milliseconds
-from ..operate.queue_names import QueueNames
 from ..schedule.amqp import reschedule as reschedule_
 from ..schedule.amqp import tasks as schedule_
-from ..schedule.amqp.tasks import About, Scheduled
+from ..schedule.amqp.tasks import Scheduled
 from ..schedule.core.due import due_at
-from ..schedule.core.errors import StreamUnavailable
-from ..schedule.core.fates import Fate
 from ..schedule.core.search import Word, matching, parse
-from ..text import counted, escape, span
-from ..unreadable import Unreadable
+from ..text import counted, escape
 from .output import (
     EXIT_INTERRUPTED,
     EXIT_PROBLEMS,
@@ -30,7 +25,6 @@ from .output import (
     format_time,
     is_terminal,
     pad,
-    progress,
     until_interrupted,
     utc_option,
 )
@@ -44,13 +38,6 @@ _FILTERS = ("task", "only_queue", "until", "search")
 
 #: The headings of what a terminal shows of a task: two lines.
 _HEADINGS = f"{'DUE':<24}  {'QUEUE':<20}  TASK\n  {'ID':<36}  ARGUMENTS"
-
-#: What JSON says became of a message.
-_STATES = {Fate.WAITS: "waiting", Fate.CANCELLED: "cancelled"}
-
-_NOT_KNOWN = "is not in the journal: what still waits of it runs"
-_STAYS = "stays cancelled by a stamp"
-_NOT_RECORDED = "is not in the journal: if a task with this id waits, it does not run"
 
 
 def _filters(command: F) -> F:
@@ -119,62 +106,6 @@ def list_scheduled(target: Target, /, as_json: bool, **filters: Any) -> None:
     _report(problems)
 
 
-@click.command(short_help="Show what is known of a task.")
-@click.argument("ids", nargs=-1, required=True, metavar="ID...", callback=check_names)
-@utc_option
-@json_option
-@pass_target
-def show(target: Target, /, ids: tuple[str, ...], as_json: bool) -> None:
-    """Show all that is known of tasks by their ids: whether they wait or were cancelled, and what they are.
-
-    Tasks below the option `journal` of install(), and tasks that are due, are not known. Exits with 3 if nothing is
-    known of an id.
-    """
-    with target.connected(recorded=True, exists=True) as connection:
-        known = schedule_.about(connection, ids, target.names(any_queue=True))
-    for number, one in enumerate(known):
-        if as_json:
-            for data in _data_about(one):
-                click.echo(json.dumps(data))
-        else:
-            click.echo("\n" * (number > 0) + "\n".join(map(escape, _lines_about(one))))
-    if not all(one.messages or one.cancelled for one in known):
-        raise SystemExit(EXIT_PROBLEMS)
-
-
-def _data_about(known: About) -> Iterator[dict[str, Any]]:
-    """Yield the data of each message with an id, or of the id alone."""
-    for waiting, fate, _ in known.messages:
-        yield {**_as_data(waiting), "state": _STATES[fate]}
-    if not known.messages:
-        yield {"id": known.id, "state": "cancelled" if known.cancelled else "unknown"}
-
-
-def _lines_about(known: About) -> Iterator[str]:
-    """Yield what is known of an id, a line for each thing."""
-    if not known.messages:
-        state = "not in the journal: it is due, is below the option `journal`, or was never sent"
-        yield from (f"id         {known.id}", f"state      {'cancelled, and ' if known.cancelled else ''}{state}")
-    for waiting, fate, how in known.messages:
-        left = span(max(0, milliseconds(waiting.due) - milliseconds(datetime.now(timezone.utc))))
-        states = {Fate.CANCELLED: f"cancelled {how}".strip(), Fate.WAITS: "waits"}
-        things = {
-            "id": waiting.id,
-            "state": states[fate],
-            "due": f"{format_time(waiting.due)}, in {left}",
-            "task": waiting.task,
-            "arguments": waiting.task and f"{waiting.args or '()'} {waiting.kwargs or '{}'}",
-            "queue": waiting.queue,
-            "sent to": f"exchange {waiting.exchange!r}, routing key {waiting.routing_key!r}",
-            "retries": waiting.retries,
-            "expires": waiting.expires,
-            "parent": waiting.parent,
-            "root": waiting.root if waiting.root != waiting.id else None,
-            "group": waiting.group,
-        }
-        yield from (f"{name:<10} {value}" for name, value in things.items() if value)
-
-
 @click.command(short_help="Cancel waiting tasks.")
 @_chosen("Cancel all tasks that `list` shows.")
 @other_queues_option
@@ -193,8 +124,7 @@ def cancel(
 ) -> None:
     """Cancel tasks by their ids, or all tasks that `list` shows with the same options, after a question.
 
-    A task that is due in a second or more does not run, now or later, and its state becomes REVOKED. For each id, says
-    what the journal knows of it.
+    A task that is due in a second or more does not run, now or later, and its state becomes REVOKED.
     """
     ids = tuple(dict.fromkeys(ids))
     _check_chosen(ids, everything, filters)
@@ -202,30 +132,16 @@ def cancel(
     with target.connected(recorded=True, exists=True) as connection:
         if ids:
             schedule_.cancel(connection, ids)
-            _tell_of_ids(_known(connection, ids, target.names(any_queue=True)), as_json)
-            if not as_json:
-                click.echo(counted(len(ids), "ids cancelled"))
+            lines = [json.dumps({"id": id_}) for id_ in ids] if as_json else [counted(len(ids), "ids cancelled")]
         else:
             found = list(_found(target, connection, problems.append, any_queue=any_queue, **filters))
             _ask(f"Cancel {counted(len(found), 'tasks')} for good?", found, yes)
             without_id = [(one.number, milliseconds(one.due)) for one in found if not one.id]
             schedule_.cancel(connection, [one.id for one in found if one.id], without_id)
             lines = [json.dumps(_as_data(one)) for one in found] if as_json else [f"{len(found):,} cancelled"]
-            for line in lines:
-                click.echo(line)
+    for line in lines:
+        click.echo(line)
     _report(problems)
-
-
-def _tell_of_ids(known: Iterable[About], as_json: bool) -> None:
-    """Say what the journal has of each id that was cancelled. No worker says whether a task with such an id waits."""
-    for one in known:
-        if as_json:
-            for data in _data_about(one):
-                click.echo(json.dumps(data))
-            continue
-        found = one.messages[0].message if one.messages else None
-        what = f"is cancelled, due {format_time(found.due)} for {found.queue}" if found else _NOT_RECORDED
-        click.echo(escape(f"{one.id} {what}"))
 
 
 @click.command(short_help="Take back a cancellation.")
@@ -234,28 +150,11 @@ def _tell_of_ids(known: Iterable[About], as_json: bool) -> None:
 def restore(target: Target, /, ids: tuple[str, ...]) -> None:
     """Take back what has cancelled tasks by their ids: what still waits runs when it is due.
 
-    What a worker has discarded is gone. Says of each id what the journal knows of it, and exits with 3 if a task of
-    it stays cancelled by a stamp.
+    What a worker has discarded is gone. A stamp stays cancelled.
     """
     with target.connected(recorded=True, exists=True) as connection:
         schedule_.restore(connection, ids)
-        known = _known(connection, ids, target.names(any_queue=True))
-    stay = [one.id for one in known if any(found.fate is Fate.CANCELLED for found in one.messages)]
-    for one in known:
-        waits = "waits" if one.messages else _NOT_KNOWN
-        click.echo(escape(f"{one.id} {_STAYS if one.id in stay else waits}"))
     click.echo(counted(len(ids), "ids restored"))
-    if stay:
-        raise SystemExit(EXIT_PROBLEMS)
-
-
-def _known(connection: kombu.Connection, ids: Sequence[str], names: QueueNames) -> list[About]:
-    """Return what the journal knows of ids that were changed just now, if it can be read."""
-    try:
-        return schedule_.about(connection, ids, names)
-    except (NotPermitted, StreamUnavailable, Unreadable) as exc:
-        click.echo(escape(f"the journal, which says whether they wait, cannot be read: {exc}"), err=True)
-        return []
 
 
 def _ask(question: str, found: Collection[object], yes: bool) -> None:
@@ -397,11 +296,8 @@ def _found(
         is_all = False
 
     names = target.names(any_queue)
-    with progress("reading") as shown:
-        most = None if search else limit
-        found = schedule_.scheduled(
-            connection, task, only_queue, until, most, names, shown, report, elsewhere=elsewhere
-        )
+    most = None if search else limit
+    found = schedule_.scheduled(connection, task, only_queue, until, most, names, report, elsewhere=elsewhere)
     yield from itertools.islice(matching(search or (), found, _places), limit)
     if not is_all:
         click.echo("what waits for other queues than those of the app is left out: see --any-queue", err=True)

@@ -25,7 +25,6 @@ from ..schedule.amqp import reschedule as reschedule_
 from ..schedule.amqp import tasks as schedule_
 from ..schedule.amqp.clocks import utc_ms
 from ..schedule.amqp.follower import Follower
-from ..schedule.amqp.tasks import About, Scheduled
 from ..schedule.core import journal, streams
 from ..schedule.core.errors import NotWaiting
 from ..schedule.core.journal import Record
@@ -184,18 +183,6 @@ class Operations:
             if record.number == row.number:
                 return record
         raise NotWaiting("the journal no longer has its record")
-
-    def about(self, id_: str) -> About:
-        """Return what the journal knows of an id, as far as it is about the queues of the page."""
-        names = self.broker.names
-        with self._connected() as connection:
-            [found] = schedule_.about(connection, [id_], names)
-
-        def is_shown(one: Scheduled) -> bool:
-            places = (one.exchange, one.routing_key), ("", one.queue)
-            return not names.only or any(names.leads_to_one(exchange, key) for exchange, key in places)
-
-        return found._replace(messages=[one for one in found.messages if is_shown(one.message)])
 
     def orphans(self) -> list[Orphan]:
         """Return the oldest orphans, each with the reason if it would not be sent on."""

@@ -11,7 +11,6 @@ from flask import Flask, Response, abort, render_template, request
 
 from ..delay.core import headers as headers_
 from ..delay.core.headers import Delivery, unwrap
-from ..delay.core.routing_key import MAX_LENGTH
 from ..schedule.amqp import tasks as schedule_
 from ..schedule.amqp.clocks import utc_ms
 from ..schedule.core.journal import Record
@@ -76,16 +75,6 @@ def add_views(site: Flask, operations: Operations, overview: Overview) -> None:
         details: dict[str, Any] = {"error": found} if isinstance(found, str) else found
         is_cancelled = row in view.cancelled
         return render_template("task.html", row=row, is_cancelled=is_cancelled, origin=forms.origin(), **details)
-
-    @site.get("/about")
-    def about() -> Any:
-        id_ = request.args.get("id", "")
-        if not 0 < len(id_) <= MAX_LENGTH:
-            abort(404, "There is no task with such an id.")
-        found = or_reason(lambda: operations.about(id_))
-        return render_template(
-            "about.html", id=id_, **({"error": found} if isinstance(found, str) else {"known": found})
-        )
 
     @site.get("/orphans")
     def orphans() -> Any:

@@ -120,7 +120,6 @@ def test_a_beat_the_commands_and_who_only_watches_can_do_all_they_do_with_what_t
 
     for asked in ("status", "status --management-url API", "list", "metrics --management-url API"):
         command(watcher, *asked.split())
-    command(watcher, "show", sent)
     assert sent in command(watcher, "list")
     page = [str(PROGRAM), "--broker", vhost.url("amqp", watcher), *QUICKLY, "--journal", "0", "web", "--read-only"]
     with serving(page, shop.directory) as site:

@@ -111,14 +111,7 @@ def test_what_ran_or_was_cancelled_is_not_listed(vhost: Vhost, make_app: MakeApp
     assert stays.id in found
     assert not {by_id.id, by_stamp.id} & found
     assert len(found) == 2
-    # Each is known, with what became of it.
-    shown = run(vhost.url("amqp"), "show", stays.id, by_id.id, by_stamp.id)
-    assert shown.code == 0
-    states = [line[11:] for line in shown.out.splitlines() if line.startswith("state")]
-    assert states == ["waits", "cancelled", "cancelled by a stamp"]
-    again = run(vhost.url("amqp"), "cancel", by_id.id, by_id.id)
-    assert f"{by_id.id} is cancelled, due" in again.out
-    assert again.out.endswith("\n1 id cancelled\n")
+    assert run(vhost.url("amqp"), "cancel", by_id.id, by_id.id).out == "1 id cancelled\n"
 
 
 def test_the_schedule_of_an_app_without_install_is_an_error(vhost: Vhost) -> None:
@@ -152,17 +145,8 @@ def test_the_command_lists_and_cancels_without_an_app(vhost: Vhost) -> None:
     assert run(url, "cancel", "--yes", "--queue", "mail").out == "1 cancelled\n"
     assert run(url, "cancel", "--yes", "--task", "shop.bill").out == "1 cancelled\n"
     assert run(url, "list").out.splitlines() == [lines[1], lines[3]]
-    told = run(url, "cancel", "fourth", "first", "typo").out
-    due = lines[3].partition("Z")[0]
-    assert told == (
-        f"fourth is cancelled, due {due}Z for q\n"
-        f"first is cancelled, due {lines[0].partition('Z')[0]}Z for mail\n"
-        "typo is not in the journal: if a task with this id waits, it does not run\n"
-        "3 ids cancelled\n"
-    )
-    known = list(map(json.loads, run(url, "cancel", "fourth", "typo", "new", "--json").out.splitlines()))
-    assert [(one["id"], one["state"]) for one in known] == [(id_, "cancelled") for id_ in ("fourth", "typo", "new")]
-    assert known[0]["task"] == "shop.ship"
+    assert run(url, "cancel", "fourth", "first", "typo").out == "3 ids cancelled\n"
+    assert run(url, "cancel", "fourth", "new", "--json").out == '{"id": "fourth"}\n{"id": "new"}\n'
     assert run(url, "list").out.splitlines() == lines[1:2]
     assert run(url, "cancel", "--yes", "--all").out == "1 cancelled\n"
     empty, none = run(url, "list"), run(url, "list", "--queue", "nosuch")
@@ -481,40 +465,6 @@ def test_the_commands_move_a_message(vhost: Vhost) -> None:
     vhost.take("q", 1)
 
 
-def test_a_command_shows_all_that_is_known_of_a_task(vhost: Vhost) -> None:
-    vhost.declare("q", exchange="orders", kind="topic")
-    with vhost.connection(**RECORDED) as connection:
-        headers: dict[str, Any] = {"task": "shop.ask", "id": "a", "retries": 2, "x-delay": 110_000}
-        headers |= {"argsrepr": "(42,)", "kwargsrepr": "{'b': 1}"}
-        connection.Producer().publish((), exchange="orders", routing_key="q", headers=headers)
-        publish(connection, 100, correlation_id="message")
-    url = vhost.url("amqp")
-    shown = run(url, "show", "a")
-    lines = dict(line.split(maxsplit=1) for line in shown.out.splitlines())
-    assert re.search(r"Z, in 1 min \d+ s$", lines.pop("due"))
-    assert lines == {
-        "id": "a",
-        "state": "waits",
-        "task": "shop.ask",
-        "arguments": "(42,) {'b': 1}",
-        "queue": "q",
-        "sent": "to    exchange 'orders', routing key 'q'",
-        "retries": "2",
-    }
-    with vhost.connection() as connection:
-        schedule_.cancel(connection, ["a", "due"])
-    shown = run(url, "show", "a", "due", "message", "nobody")
-    assert shown.code == 3
-    states = [line[11:] for line in shown.out.splitlines() if line.startswith("state")]
-    unknown = "not in the journal: it is due, is below the option `journal`, or was never sent"
-    assert states == ["cancelled", f"cancelled, and {unknown}", "waits", unknown]
-    assert "task " not in shown.out.partition("message")[2], "it is no task"
-    found = [json.loads(line) for line in run(url, "show", "a", "due", "message", "nobody", "--json").out.splitlines()]
-    assert [one["state"] for one in found] == ["cancelled", "cancelled", "waiting", "unknown"]
-    assert found[0]["args"] == "(42,)"
-    assert run(url, "show").code == 2
-
-
 def test_what_was_cancelled_is_restored_and_all_of_it_is_logged(
     vhost: Vhost, make_app: MakeApp, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -522,24 +472,16 @@ def test_what_was_cancelled_is_restored_and_all_of_it_is_logged(
     app, url = make_app(options=RECORDED), vhost.url("amqp")
     caplog.set_level("INFO", "celery_rabbit_delay.schedule.amqp")
     stamps = {"stamps": {"customer": ["7"]}}
-    sent: dict[str, Any] = {"first": stamps, "second": {"root_id": "flow", "group": "some"}, "other": {}}
+    sent: dict[str, Any] = {"first": stamps, "second": {}, "other": {}}
     with vhost.connection(**RECORDED) as connection:
         for id_, headers in sent.items():
             more = {"task": "t", "id": id_, "x-delay": 100_000, **headers}
             connection.Producer().publish((), routing_key="q", headers=more)
-    assert "root       flow\ngroup      some\n" in run(url, "show", "second").out
-    assert "root" not in run(url, "show", "other").out
     celery_rabbit_delay.cancel(app, "first", "second")
     app.control.revoke_by_stamped_headers({"customer": ["7"]})
     assert ids(vhost) == ["other"]
-    refused = run(url, "restore", "first", "some", "other")
-    assert refused.code == 3
-    assert refused.out.splitlines() == [
-        "first stays cancelled by a stamp",
-        "some is not in the journal: what still waits of it runs",
-        "other waits",
-        "3 ids restored",
-    ]
+    assert run(url, "restore", "first", "some", "other").out == "3 ids restored\n"
+    assert ids(vhost) == ["other"], "a stamp stays cancelled"
     celery_rabbit_delay.restore(app, "second")
     assert ids(vhost) == ["second", "other"]
     app.control.revoke("other")

@@ -46,28 +46,11 @@ names = ("task", "argsrepr", "kwargsrepr", "retries", headers.HEADER)
 
 def described(record: Record = RECORD, **forged: Any) -> Scheduled:
     of_task = {"task": "shop.review", "id": "my-id", "argsrepr": "(1,)", "kwargsrepr": "{}", "retries": 2}
-    of_task |= {"root_id": "of-all", "group": "of-some", "parent_id": "of-parent"}
-    of_task |= {"expires": "2030-01-31T12:00:00+00:00"}
     return describe(record, {**headers.wrap(of_task, "root.", "orders", "q", DUE, 5), **forged}, NAMES)
 
 
 def test_what_a_record_says_is_shown() -> None:
-    assert described() == (
-        "my-id",
-        "shop.review",
-        "Q",
-        DUE,
-        "(1,)",
-        "{}",
-        "orders",
-        "q",
-        2,
-        5,
-        "of-all",
-        "of-some",
-        "of-parent",
-        "2030-01-31T12:00:00+00:00",
-    )
+    assert described() == ("my-id", "shop.review", "Q", DUE, "(1,)", "{}", "orders", "q", 2, 5)
 
 
 def test_the_soonest_records_are_kept_one_of_a_message_that_was_published_again() -> None:

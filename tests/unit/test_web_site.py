@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import time
 from contextlib import nullcontext
-from datetime import datetime, timezone
 from html import unescape
 from types import SimpleNamespace
 from typing import Any
@@ -24,12 +23,9 @@ from celery_rabbit_delay.operate.queue_names import QueueNames
 from celery_rabbit_delay.operate.status import LevelStatus, OutboxStatus, Status
 from celery_rabbit_delay.periodic.core.errors import EntryConflict
 from celery_rabbit_delay.periodic.operate import BeatStatus, PeriodicTask
-from celery_rabbit_delay.schedule.amqp import tasks as schedule_
 from celery_rabbit_delay.schedule.amqp.clocks import utc_ms
 from celery_rabbit_delay.schedule.amqp.stream_consumer import StreamMessage
-from celery_rabbit_delay.schedule.amqp.tasks import About, Found, Scheduled
 from celery_rabbit_delay.schedule.core import changes, journal
-from celery_rabbit_delay.schedule.core.fates import Fate
 from celery_rabbit_delay.schedule.core.journal import Record
 from celery_rabbit_delay.web import search
 from celery_rabbit_delay.web.gauges import exposition
@@ -332,39 +328,6 @@ def test_cancelled_tasks_are_a_list_of_their_own_that_can_be_restored(client: An
     assert "shop.&lt;b&gt;0</span>" not in waiting
     assert "shop.&lt;b&gt;0</span>" in cancelled
     assert "shop.&lt;b&gt;1</span>" not in cancelled
-
-
-ABOUT = Scheduled(
-    "my-id",
-    "shop.<b>",
-    "mail",
-    datetime(2030, 1, 31, tzinfo=timezone.utc),
-    "(1,)",
-    None,
-    "",
-    "mail",
-    2,
-    5,
-)
-
-
-def test_a_task_leads_to_all_that_is_known_of_its_id_and_to_the_pages_of_others(
-    client: Any, indexer: Indexer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert '<a href="/about?id=my-id-5">All that is known of this id</a>' in text(client.get("/task/5"))
-    assert "the broker is away" in text(client.get("/about?id=my-id"))
-    for path in ("/about", f"/about?id={256 * 'x'}"):
-        assert client.get(path).status_code == 404
-    known = About("my-id", [Found(ABOUT, Fate.CANCELLED)], cancelled=True)
-    monkeypatch.setattr(connecting_, "connected", lambda connection: nullcontext(connection))
-    monkeypatch.setattr(schedule_, "about", lambda connection, ids, names: [known] if ids == ["my-id"] else [])
-    for names, is_shown in ((QueueNames(), True), (QueueNames([kombu.Queue("other")], only=True), False)):
-        broker = Broker("here", lambda: None, names, [], lambda _: None)
-        setting = Setting(links={"Flower": "https://flower/task/{id}"})
-        page = text(create(setting, broker, indexer).test_client().get("/about?id=my-id"))
-        assert "Cancelled." in page
-        assert '<a href="https://flower/task/my-id" rel="noreferrer">Flower</a>' in page
-        assert ("shop.&lt;b&gt;" in page) is is_shown
 
 
 @pytest.mark.parametrize("link", ["Flower", "Flower=https://flower/", "Flower=javascript:{id}", "=https://flower/{id}"])

@@ -39,9 +39,6 @@ logger = logging.getLogger(__name__)
 #: The ids that a line of the log names.
 _NAMED = 3
 
-#: Is called with the number of messages that were read from streams, and their total.
-Progress = Callable[[int, int], None]
-
 #: Is called with a description of a malformed message in the journal.
 Report = Callable[[str], object]
 
@@ -69,14 +66,6 @@ class Scheduled(NamedTuple):
     retries: int
     #: Identifies this copy of the message.
     number: int
-    #: The id of the task that its workflow began with; its own if it is sent by no other.
-    root: str | None = None
-    #: The id of the group that it is in.
-    group: str | None = None
-    #: The id of the task that has sent it.
-    parent: str | None = None
-    #: When it expires, as Celery writes it.
-    expires: str | None = None
 
 
 @reading
@@ -100,13 +89,11 @@ def describe(record: Record, headers: Mapping[str, Any], queues: QueueNames, wan
     if state is None:
         raise ValueError("its message has no delay")
     queue = queues.name(state.exchange, state.routing_key, wanted) if state.queue is None else state.queue
-    names = ("task", "argsrepr", "kwargsrepr", "root_id", "group", "parent_id", "expires")
-    texts = (None if headers.get(name) is None else str(headers[name]) for name in names)
-    task, args, kwargs, *others = texts
-    due = headers_.moment(record.due)
-    retries = _retries(headers)
+    names = ("task", "argsrepr", "kwargsrepr")
+    task, args, kwargs = (None if headers.get(name) is None else str(headers[name]) for name in names)
+    due, retries = headers_.moment(record.due), _retries(headers)
     return Scheduled(
-        record.id, task, queue, due, args, kwargs, state.exchange, state.routing_key, retries, record.number, *others
+        record.id, task, queue, due, args, kwargs, state.exchange, state.routing_key, retries, record.number
     )
 
 
@@ -131,7 +118,6 @@ def scheduled(
     until: datetime | str | None = None,
     limit: int | None = None,
     queues: QueueNames | None = None,
-    progress: Progress | None = None,
     report: Report = logger.warning,
     id_: str | None = None,
     elsewhere: Callable[[], object] = lambda: None,
@@ -168,7 +154,7 @@ def scheduled(
         one = shown(record)
         return one is not None and task in (None, one.task) and queue in (None, one.queue)
 
-    for record in waiting(connection, progress, report):
+    for record in waiting(connection, report):
         if soonest.wants(record) and chosen(record):
             soonest.add(record)
     return filter(None, map(shown, soonest.records()))
@@ -209,78 +195,28 @@ class Soonest:
         return (record for *_, record in sorted(self._heap, reverse=True))
 
 
-def waiting(
-    connection: kombu.Connection, progress: Progress | None = None, report: Report = logger.warning
-) -> Iterator[Record]:
+def waiting(connection: kombu.Connection, report: Report = logger.warning) -> Iterator[Record]:
     """Yield the journal's records of waiting messages, in no order; two of a message that was published again."""
-    found = recorded(connection, Fates(time.time), progress, report)
-    return (record for record, fate in found if fate is Fate.WAITS)
-
-
-def recorded(
-    connection: kombu.Connection, fates: Fates, progress: Progress | None = None, report: Report = logger.warning
-) -> Iterator[tuple[Record, Fate]]:
-    """Yield the journal's records of messages that are not due, each with what became of the message.
-
-    Before that, `fates` learns what was changed later.
-    """
-    cascade = connection.transport.delay_options.cascade
-    done = 0
+    cascade, fates = connection.transport.delay_options.cascade, Fates(time.time)
     settle()
     with Follower(connection) as reader:
         # The changes first: a message that is moved in the meantime may then appear twice, but is never missing.
         wanted = reader.extents([streams.changes(cascade)])
         wanted |= reader.extents(streams.journals(cascade))
-        total = sum(extent.messages for extent in wanted.values())
         for stream, extent in wanted.items():
             for message in reader.read(stream, extent):
-                done += 1
-                if progress:
-                    progress(min(done, total), total)
                 try:
                     now = utc_ms()
                     found = [(one, fates.of(one, now, headers_in)) for one in fates.apply(message.body)]
                 except Unreadable as exc:
                     report(f"Message {message.offset} of the stream {stream.name!r} is skipped: {exc}")
                     continue
-                yield from ((record, fate) for record, fate in found if fate is not None)
+                yield from (record for record, fate in found if fate is Fate.WAITS)
 
 
 def headers_in(record: Record) -> Mapping[str, Any]:
     """Return the headers of a message as it entered the cascade. Raises `Unreadable`."""
     return to_message(record).headers or {}
-
-
-class Found(NamedTuple):
-    """A message in the journal that is not due, and what became of it."""
-
-    message: Scheduled
-    fate: Fate
-    how: str = ""  # it was cancelled, if not by its id
-
-
-class About(NamedTuple):
-    """What is known of an id."""
-
-    id: str
-    messages: list[Found]  # the soonest first; of one that was moved, the copy that waits
-    cancelled: bool  # by the id
-
-
-def about(connection: kombu.Connection, ids: Iterable[str], queues: QueueNames) -> list[About]:
-    """Return what is known of some ids. Raises as `scheduled`."""
-    fates, answers = Fates(time.time), []
-    found: dict[str, dict[object, tuple[Record, Fate]]] = {id_: {} for id_ in ids}
-    for record, fate in recorded(connection, fates):
-        if record.id in found and fate is not Fate.MOVED:
-            found[record.id][record.identity] = record, fate
-    for id_, those in found.items():
-        by_id, messages = fates.changes.has_cancelled(id_), []
-        for record, fate in sorted(those.values(), key=lambda one: one[0]):
-            how = "by a stamp" if fate is Fate.CANCELLED and not by_id else ""
-            messages.append(Found(describe(record, headers_in(record), queues), fate, how))
-        answers.append(About(id_, messages, by_id))
-    return answers
 
 
 def cancel(connection: kombu.Connection, ids: Collection[str], copies: Collection[tuple[int, int]] = ()) -> None:
