@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -25,17 +25,14 @@ def page(
     read_only: bool = False,
     any_queue: bool = False,
     management_url: str | None = None,
-    links: Mapping[str, str] | None = None,
 ) -> WSGIApplication:
     """Return the web page of a Celery app as a WSGI application (PEP 3333), to be mounted at any path.
 
     Whoever can reach that path can see and change what waits: the application that mounts it has to check the login.
     The page logs what was done by the `REMOTE_USER` of the request, at INFO. `secret` signs its cookie, and is the same
-    in all processes. `links` lead to other pages about a task: names and URLs, in which `{id}` stands for its id. The
-    other arguments are those of the command `web`.
+    in all processes. The other arguments are those of the command `web`.
 
     The first request raises `UnsupportedConfiguration` if `install` was not called, or if the extra `web` is missing.
-    Raises `ValueError` for a link without `{id}`.
     """
 
     def broker() -> Broker:
@@ -48,10 +45,10 @@ def page(
         return _off
     try:
         from ..web.mounted import MountedPage
-        from ..web.setting import Setting, check_links
+        from ..web.setting import Setting
     except ModuleNotFoundError as exc:
         raise UnsupportedConfiguration("the page needs more: pip install 'celery-rabbit-delay[web]'") from exc
-    setting = Setting(read_only=read_only, secret=secret, links=check_links(links or {}), is_mounted=True)
+    setting = Setting(read_only=read_only, secret=secret, is_mounted=True)
     return MountedPage(setting, broker)
 
 

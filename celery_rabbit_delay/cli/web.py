@@ -36,14 +36,6 @@ PASSWORD = "CELERY_RABBIT_DELAY_WEB_PASSWORD"
     help="Also answer to this host name, such as that of a proxy. May be repeated.",
 )
 @click.option("--read-only", is_flag=True, help="Disable all changes.")
-@click.option(
-    "--link",
-    "links",
-    multiple=True,
-    metavar="NAME=URL",
-    help="Link each task to another page about it, such as Flower=https://flower.example.com/task/{id}. May be "
-    "repeated.",
-)
 @management_option
 @any_queue_option
 @pass_target
@@ -53,7 +45,6 @@ def web(
     port: int,
     names: tuple[str, ...],
     read_only: bool,
-    links: tuple[str, ...],
     management_url: str | None,
     any_queue: bool,
 ) -> None:
@@ -63,13 +54,9 @@ def web(
     """
     with handle_errors(), _extra():
         from ..web.serve import serve
-        from ..web.setting import Setting, check_links
+        from ..web.setting import Setting
 
-        try:
-            named = check_links({name: url for name, _, url in (link.partition("=") for link in links)})
-        except ValueError as exc:
-            raise click.BadParameter(str(exc), param_hint="--link") from exc
-        setting = Setting(host, port, names, os.environ.get(PASSWORD, ""), read_only, links=named)
+        setting = Setting(host, port, names, os.environ.get(PASSWORD, ""), read_only)
         serve(setting, broker_of(target, management_url, any_queue), click.echo)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import secrets
 from datetime import timezone
 from typing import Any
-from urllib.parse import quote
 
 from flask import Flask
 
@@ -64,7 +63,6 @@ def _filters(site: Flask) -> None:
     site.jinja_env.filters["counted"] = counted
     site.jinja_env.filters["iso"] = lambda value: plot.text(value, timezone.utc, "%Y-%m-%dT%H:%M:%SZ")
     site.jinja_env.filters["local"] = lambda value: plot.text(value, forms.zone(), "%Y-%m-%dT%H:%M:%S")
-    site.jinja_env.filters["about"] = lambda url, id_: url.replace("{id}", quote(id_, safe=""))
     site.jinja_env.filters["duration"] = span
     site.jinja_env.filters["milliseconds"] = headers_.milliseconds
     site.jinja_env.globals["none"] = search.NONE
