@@ -16,7 +16,7 @@ from ..schedule.amqp import reschedule as reschedule_
 from ..schedule.amqp import tasks as schedule_
 from ..schedule.amqp.tasks import Scheduled
 from ..schedule.core.due import due_at
-from ..schedule.core.search import Word, matching, parse
+from ..schedule.core.search import matching, parse
 from ..text import counted, escape
 from .output import (
     EXIT_INTERRUPTED,
@@ -46,8 +46,7 @@ def _filters(command: F) -> F:
             "--search",
             metavar="WORDS",
             callback=lambda ctx, param, value: value and parse(value),
-            help="Select tasks with all of these words in the beginning of the id, name, queue or arguments; in one of "
-            "these with id:, task:, queue: or args: before the word.",
+            help="Select tasks with all of these words in their id, name, queue or arguments.",
         ),
         click.option(
             "--until",
@@ -284,7 +283,7 @@ def _found(
     task: str | None,
     only_queue: str | None,
     until: str | None,
-    search: list[Word] | None,
+    search: list[str] | None,
     any_queue: bool,
     limit: int | None = None,
 ) -> Iterator[Scheduled]:
@@ -298,15 +297,14 @@ def _found(
     names = target.names(any_queue)
     most = None if search else limit
     found = schedule_.scheduled(connection, task, only_queue, until, most, names, report, elsewhere=elsewhere)
-    yield from itertools.islice(matching(search or (), found, _places), limit)
+    yield from itertools.islice(matching(search or (), found, _text), limit)
     if not is_all:
         click.echo("what waits for other queues than those of the app is left out: see --any-queue", err=True)
 
 
-def _places(waiting: Scheduled) -> dict[str, str]:
+def _text(waiting: Scheduled) -> str:
     """Return what is searched of a waiting message."""
-    arguments = f"{waiting.args or ''} {waiting.kwargs or ''}"
-    return {"id": waiting.id, "task": waiting.task or "", "queue": waiting.queue, "args": arguments}
+    return f"{waiting.id} {waiting.task or ''} {waiting.queue} {waiting.args or ''} {waiting.kwargs or ''}"
 
 
 def _as_data(waiting: Scheduled) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The targets of the page's forms: cancel, restore, move, pause, orphans, periodic entries, verify."""
+"""The targets of the page's forms: cancel, restore, move, pause, orphans, periodic entries."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from datetime import datetime, timezone
 from functools import partial
 from typing import Any
 
-from flask import Flask, abort, flash, redirect, render_template, request, url_for
+from flask import Flask, abort, flash, redirect, render_template, request
 
 from ..delay.core import headers as headers_
 from ..schedule.amqp import tasks as schedule_
@@ -87,10 +87,3 @@ def add_actions(site: Flask, operations: Operations, overview: Overview) -> None
         if isinstance(done, str):
             return render_template("entry.html", values=request.form, error=done)
         return answer(lambda: done)
-
-    @site.post("/health/verify")
-    def verify() -> Any:
-        if why := or_reason(operations.verify):
-            flash(printable(why, 500), "bad")
-        overview.forget()
-        return redirect(url_for("health"), 303)

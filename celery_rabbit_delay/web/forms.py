@@ -87,12 +87,9 @@ def entry() -> dict[str, Any]:
     return {**parse_fields(typed), "enabled": "disabled" not in request.form}
 
 
-def searched(one: PeriodicTask) -> dict[str, str]:
-    """Return what is searched of a periodic entry, by the names of `ENTRY_FIELDS`."""
-    given = one.definition or {}
-    sent_with = [json.dumps(given[name], ensure_ascii=False) for name in ("args", "kwargs") if given.get(name)]
-    queue = str(given.get("options", {}).get("queue", ""))
-    return {"entry": one.entry, "task": one.task, "queue": queue, "args": " ".join(sent_with)}
+def searched(one: PeriodicTask) -> str:
+    """Return what is searched of a periodic entry: its name, task and definition."""
+    return f"{one.entry} {one.task} {json.dumps(one.definition, ensure_ascii=False)}"
 
 
 def filled(one: PeriodicTask) -> dict[str, Any]:

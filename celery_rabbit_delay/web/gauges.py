@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from importlib.metadata import version
 from typing import Any
 
 from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import CounterMetricFamily as Counter
 from prometheus_client.core import GaugeMetricFamily as Gauge
 from prometheus_client.registry import Collector
 
@@ -21,9 +19,7 @@ class _Collector(Collector):
     def __init__(self, overview: Overview) -> None:
         self._overview = overview
 
-    def collect(self) -> Iterator[Gauge | Counter]:
-        release = [(version("celery-rabbit-delay"), 1)]
-        yield _gauges("build_info", "The release that measures.", ["version"], release)
+    def collect(self) -> Iterator[Gauge]:
         status, beat = self._overview.status(), self._overview.beat()
         yield from _of_the_index(self._overview)
         yield _gauge("broker_up", "Whether the broker answered.", int(not isinstance(status, str)))
@@ -40,8 +36,7 @@ def exposition(overview: Overview) -> bytes:
     return generate_latest(registry)
 
 
-def _of_the_index(overview: Overview) -> Iterator[Gauge | Counter]:
-    """Yield what the index knows. Call it after the broker was asked, which may have counted orphans."""
+def _of_the_index(overview: Overview) -> Iterator[Gauge]:
     summary, indexer = overview.summary(), overview.indexer
     yield _gauges("waiting", "Waiting messages in the journal, by their queue.", ["queue"], summary.queues.items())
     yield _gauge("cancelled", "Cancelled messages in the journal that are not due yet.", summary.cancelled)
@@ -50,11 +45,6 @@ def _of_the_index(overview: Overview) -> Iterator[Gauge | Counter]:
     if summary.soonest is not None:
         soonest = summary.soonest / 1000
         yield _gauge("next_due_timestamp_seconds", "When the next message in the journal is due.", soonest)
-    for name, amount in indexer.counts._asdict().items():
-        yield _counter(f"recorded_{name}", f"Messages in the journal that were {name}, since the start.", amount)
-    yield _counter(
-        "orphaned", "Messages by which the orphans grew between two looks, since the start.", overview.orphaned
-    )
     behind = indexer.progress
     yield _gauge("index_behind_seconds", "Seconds since the index last held all of the journal.", behind.behind)
     yield _gauge("index_behind_messages", "Messages of streams that the index has not read yet.", behind.left)
@@ -101,7 +91,3 @@ def _gauges(name: str, help_: str, labels: Sequence[str], rows: Iterable[Sequenc
 
 def _gauge(name: str, help_: str, value: float) -> Gauge:
     return Gauge(_named(name), help_, value=value)
-
-
-def _counter(name: str, help_: str, value: float) -> Counter:
-    return Counter(_named(name), help_, value=value)

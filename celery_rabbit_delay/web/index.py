@@ -36,14 +36,6 @@ NUMBERS = 1 << streams.NUMBER_BITS
 _KEEP = 2000
 
 
-class Counts(NamedTuple):
-    """Numbers of messages in the journal."""
-
-    delayed: int = 0  # copies of moved ones included
-    cancelled: int = 0
-    moved: int = 0
-
-
 class Row(NamedTuple):
     """A message that waits or is cancelled. Rows are sorted by their first two fields, which no other has."""
 
@@ -98,32 +90,28 @@ class Index:
         """Keep what is due first of all messages, which are applied once more from now on."""
         self._until, self._later = math.inf, Counter()
 
-    def apply(self, entry: StreamMessage, now: int) -> Counts:
+    def apply(self, entry: StreamMessage, now: int) -> None:
         """Take a message of a stream, in any order of the journal's; `now` is in milliseconds since 1970."""
-        self._now, void, delayed = now, len(self._void), 0
-        told: list[str] = []
+        self._now = now
         with suppress(Unreadable):
-            told = self._fates.changes.apply(entry.body)
+            self._told.update(map(clean, self._fates.changes.apply(entry.body)))
             for record in unpack_records(entry.body):
                 with suppress(Unreadable):
-                    delayed += self._add(record, entry)
-        self._told.update(map(clean, told))
-        cancelled = sum(self._fates.changes.has_cancelled(id_) for id_ in told)
-        return Counts(delayed, cancelled, len(self._void) - void)
+                    self._add(record, entry)
 
     @reading
-    def _add(self, record: Record, entry: StreamMessage) -> bool:
-        """Add a row for a record that is about one of the queues; return whether it is one."""
+    def _add(self, record: Record, entry: StreamMessage) -> None:
+        """Add a row for a record that is about one of the queues."""
         if record.number in self._rows or record.number >= NUMBERS or record.due > _LATEST:
-            return False  # a stream may have a record twice
+            return  # a stream may have a record twice
         headers = schedule_.headers_in(record)
         fate = self._fates.of(record, self._now, lambda record: headers)
         if fate in (None, Fate.MOVED) or not schedule_.concerns(headers, self._queues):
-            return False
+            return
         shown = schedule_.describe(record, headers, self._queues)
         if record.due > self._until:
             self._later[_name(shown.queue)] += fate is Fate.WAITS
-            return True
+            return
         if shown.task is None:
             arguments = body_text(record.body, SEARCHED)
         else:
@@ -145,7 +133,6 @@ class Index:
             self._cancelled.add(record.number)
         if headers.get("stamps"):
             self._marks[record.number] = {"stamps": headers["stamps"]}
-        return True
 
     def settle(self, now: int) -> None:
         """Make a new view: of what was applied, without what is due; `now` is in milliseconds since 1970."""

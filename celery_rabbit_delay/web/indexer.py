@@ -27,7 +27,7 @@ from ..schedule.amqp.stream_consumer import Place, StreamMessage, StreamReplaced
 from ..schedule.core import streams
 from ..schedule.core.changes import Pause
 from ..schedule.core.errors import StreamUnavailable
-from .index import Counts, Index, View
+from .index import Index, View
 from .printing import reason
 
 logger = logging.getLogger(__name__)
@@ -71,7 +71,6 @@ class Indexer:
         #: Of each stream that is read backwards, the offset before which messages are left, and their number.
         self._back: dict[Stream, tuple[int, int]] = {}
         self._total = 0
-        self.counts = Counts()  # of the messages that came since the index was up to date for the first time
         self._seen = threading.Condition()
         self._began = time.monotonic()
         self._complete: tuple[float, int] | None = None  # when it was last up to date, by both clocks
@@ -161,9 +160,7 @@ class Indexer:
         while not self.stopping.is_set():
             message = follower.receive(0 if self._back and not self._ahead else _PAUSE if is_news else _TURN)
             if message is not None:
-                found = self._apply(message)
-                if self.is_ready.is_set():  # what came before the start is no event
-                    self.counts = Counts(*map(sum, zip(self.counts, found, strict=True)))
+                self._apply(message)
             elif self._back and not self._ahead:
                 self._read_back(reader)
             is_busy = message is not None or bool(self._back)
@@ -211,11 +208,11 @@ class Indexer:
         else:
             self._back[stream] = begin, max(1, left - amount)
 
-    def _apply(self, message: StreamMessage) -> Counts:
+    def _apply(self, message: StreamMessage) -> None:
         known = self._places.get(message.stream)
         if known is None or message.offset >= known.offset:
             self._places[message.stream] = Place.of(message)
-        return self.index.apply(message, utc_ms())
+        self.index.apply(message, utc_ms())
 
     def _make_view(self) -> None:
         self.index.settle(utc_ms())

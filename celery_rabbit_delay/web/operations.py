@@ -16,7 +16,7 @@ from kombu.exceptions import OperationalError
 from .. import operate
 from ..delay.core.destination import Destination
 from ..delay.core.errors import DelayError
-from ..operate import Finding, Orphan, Snapshot, Status
+from ..operate import Orphan, Snapshot, Status
 from ..operate import connecting as connecting_
 from ..operate.queue_names import QueueNames
 from ..operate.replaying import Allowed
@@ -71,22 +71,12 @@ class Done(NamedTuple):
     refused: Sequence[str] = ()
 
 
-class Verified(NamedTuple):
-    """The findings of `verify`."""
-
-    at: int  # milliseconds since 1970
-    checks: int
-    findings: list[Finding]  # of parts that are not present
-    problems: list[str] | None  # that test messages have shown; None: none were sent
-
-
 class Operations:
     """Runs the page's actions, one change at a time. Reads do not wait for changes."""
 
     def __init__(self, broker: Broker, indexer: Indexer) -> None:
         self.broker = broker
         self.indexer = indexer
-        self.verified: Verified | None = None  # the last time
         self._turn = threading.Lock()
         # Orphans that one connection reads are invisible to others meanwhile.
         self._turn_at_orphans = threading.Lock()
@@ -218,14 +208,6 @@ class Operations:
         with self._turn:
             self.broker.periodic(act, name, **more)
         return Done(1, f"{_WRITTEN.get(act, 'periodic entry written')}: {printable(name, 100)}")
-
-    def verify(self) -> None:
-        """Compare the broker with the expected cascade, and send test messages through the short levels."""
-        with self._acting() as connection:
-            findings = operate.compare(connection, self.broker.destinations, self.broker.snapshot(connection))
-            wrong = [finding for finding in findings if finding.state != "present"]
-            problems = list(operate.try_out(connection)) if operate.can_try_out(wrong) else None
-        self.verified = Verified(utc_ms(), len(findings), wrong, problems)
 
 
 def or_reason(ask: Callable[[], T]) -> T | str:

@@ -48,8 +48,6 @@ class Overview:
         self._operations = operations
         self._lock = threading.Lock()
         self._answers: dict[Hashable, _Answer] = {}
-        self._orphans: int | None = None  # when the broker was last asked
-        self.orphaned = 0  # since the start, as far as it was seen
 
     def summary(self) -> Summary:
         return self._remembered("summary", 1, self._summary)
@@ -63,13 +61,13 @@ class Overview:
 
         return self._remembered(("shares", is_cancelled), 1, ask)
 
-    def found(self, wanted: Filter, order: str = "") -> list[Row]:
+    def found(self, wanted: Filter) -> list[Row]:
         """Return the matches of a filter; see `search.found`."""
-        return self._remembered((wanted, order), 0, lambda: search.found(self.indexer.view, wanted, utc_ms(), order))
+        return self._remembered(wanted, 0, lambda: search.found(self.indexer.view, wanted, utc_ms()))
 
     def status(self) -> Status | str:
         """Return the message counts of the cascade, or the reason why they are unknown."""
-        return self._remembered("status", 4, lambda: or_reason(self._status))
+        return self._remembered("status", 4, lambda: or_reason(self._operations.status))
 
     def beat(self) -> BeatStatus | str | None:
         """Return the state of the app's beat, None if there is none, or the reason why it is unknown."""
@@ -80,14 +78,6 @@ class Overview:
         with self._lock:
             for answer in self._answers.values():
                 answer.until = 0
-
-    def _status(self) -> Status:
-        status = self._operations.status()
-        if self._orphans is not None and status.orphans is not None:
-            self.orphaned += max(0, status.orphans - self._orphans)
-        if status.orphans is not None:
-            self._orphans = status.orphans
-        return status
 
     def _summary(self) -> Summary:
         waiting, cancelled = self.found(Filter()), self.found(Filter(is_cancelled=True))

@@ -14,7 +14,7 @@ from ..delay.core.headers import Delivery, unwrap
 from ..schedule.amqp import tasks as schedule_
 from ..schedule.amqp.clocks import utc_ms
 from ..schedule.core.journal import Record
-from ..schedule.core.search import ENTRY_FIELDS, matching, parse
+from ..schedule.core.search import matching, parse
 from ..unreadable import reading
 from . import forms, plot, search
 from .gauges import exposition
@@ -40,9 +40,8 @@ def add_views(site: Flask, operations: Operations, overview: Overview) -> None:
         edges = plot.edges(range_, moment, forms.zone())
         colours, counts = _by_queue(overview, wanted, edges)
         shares, paused = overview.shares(wanted.is_cancelled), operations.indexer.paused
-        order = request.args.get("order", "")
-        found = overview.found(wanted, order if order in search.ORDERS else "")
-        rows, before, after = _page(found, order)
+        falls, found = request.args.get("order") == "latest", overview.found(wanted)
+        rows, before, after = _page(found, falls)
         return render_template(
             "schedule.html",
             summary=overview.summary(),
@@ -56,7 +55,7 @@ def add_views(site: Flask, operations: Operations, overview: Overview) -> None:
             rows=rows,
             before=before,
             after=after,
-            order=order,
+            falls=falls,
             plot=plot.plot(range_, edges, counts, forms.zone()),
             colours=colours,
             range=range_,
@@ -89,15 +88,13 @@ def add_views(site: Flask, operations: Operations, overview: Overview) -> None:
     def health() -> Any:
         beat, asked = overview.beat(), request.args.get("entry", "").strip()
         known = [] if beat is None or isinstance(beat, str) else beat.entries
-        words = parse(asked, ENTRY_FIELDS)
         return render_template(
             "health.html",
             status=overview.status(),
             beat=beat,
             asked=asked,
-            entries=list(matching(words, known, forms.searched)),
+            entries=list(matching(parse(asked), known, forms.searched)),
             most=_ENTRIES,
-            verified=operations.verified,
             is_app=operations.broker.is_app,
         )
 
@@ -117,20 +114,14 @@ def add_views(site: Flask, operations: Operations, overview: Overview) -> None:
         return Response(exposition(overview), content_type="text/plain; version=0.0.4")
 
 
-def _page(found: list[Row], order: str) -> tuple[list[Row], _Link, _Link]:
+def _page(found: list[Row], falls: bool) -> tuple[list[Row], _Link, _Link]:
     """Return the rows of a page, and the arguments of the links to the pages before and after it; None without one."""
-    if order in search.ORDERS:
-        begin = max(0, request.args.get("skip", 0, int))
-        links: tuple[_Link, _Link] = {"skip": max(0, begin - search.PAGE)}, {"skip": begin + search.PAGE}
-        rows = found[begin : begin + search.PAGE]
-    else:
-        falls, back = order == "latest", "before" in request.args
-        found = found[::-1] if falls else found
-        begin = search.begin(found, forms.place(request.args.get("before") or request.args.get("after")), back, falls)
-        rows = found[begin : begin + search.PAGE]
-        places = [f"{row.due}-{row.number}" for row in rows] or [""]
-        links = {"before": places[0]}, {"after": places[-1]}
-    return rows, links[0] if begin else None, links[1] if len(found) > begin + search.PAGE else None
+    found, back = found[::-1] if falls else found, "before" in request.args
+    begin = search.begin(found, forms.place(request.args.get("before") or request.args.get("after")), back, falls)
+    rows = found[begin : begin + search.PAGE]
+    places = [f"{row.due}-{row.number}" for row in rows] or [""]
+    before, after = {"before": places[0]}, {"after": places[-1]}
+    return rows, before if begin else None, after if len(found) > begin + search.PAGE else None
 
 
 def _with_idle(shares: list[Share], paused: Collection[str], names: Iterable[str]) -> list[Share]:

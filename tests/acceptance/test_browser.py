@@ -161,7 +161,7 @@ def test_a_schedule_is_looked_through_and_changed(shop: Shop, chrome: Any, tmp_p
         assert 0 < amount(chrome, "#rows tbody tr") < 50
         # Times are in the viewer's zone.
         shows(chrome, "Europe/Berlin", "#rows")
-        chrome.get(f"{site.url}/?range=month&q=shop+queue:reports")
+        chrome.get(f"{site.url}/?range=month&q=shop+reports")
         wait_until(lambda: text(chrome, "#found").split()[0] == text(chrome, "#within").split()[0], "the plot follows")
         assert "of 306 waiting, filtered" in text(chrome, "#within")
         search(chrome, "make_report")
@@ -355,9 +355,9 @@ def test_every_width_has_room_for_tasks_and_arguments(shop: Shop, chrome: Any, t
             assert chrome.execute_script(sizes) == []
         click(chrome, "#all")
         shows(chrome, "50 selected", "#acts")
-        assert chrome.execute_script("return document.querySelector('th.queue a').checkVisibility()")
-        click(chrome, "th.queue a")
-        wait_until(lambda: "order=queue" in chrome.current_url, "it is ordered")
+        assert chrome.execute_script("return document.querySelector('th.due a').checkVisibility()")
+        click(chrome, "th.due a")
+        wait_until(lambda: "order=latest" in chrome.current_url, "it is ordered")
 
 
 def is_no_wider_than(chrome: Any, width: int) -> bool:
