@@ -26,7 +26,7 @@ from rich.text import Text
 
 import celery_rabbit_delay
 from celery_rabbit_delay.delay.core.destination import Destination
-from celery_rabbit_delay.operate.cascades import waiting_queues
+from celery_rabbit_delay.operate.cascades import existing, existing_outboxes
 from tests.kit import background, ledger
 from tests.kit.node import Node, NodeFailed, find_server
 
@@ -189,7 +189,9 @@ def demo(console: Console, sides: list[Side]) -> bool:
             console.print(f"[yellow]{NO_STALL}[/]\n")
         for side in sides:
             side.send_all()
-        ours.delays = list(waiting_queues(connection, [Destination("", ours.name)], None))
+        outboxes = existing_outboxes(connection, [Destination("", ours.name)])
+        ours.delays = [level.queue for cascade in existing(connection) for level in cascade.levels]
+        ours.delays += [outbox.queue for outbox in outboxes if outbox.ticks]
         watch(console, sides, connection.default_channel)
     console.print(verdict(sides))
     late = list(ours.ran().values())

@@ -6,7 +6,7 @@ import click
 import kombu
 
 from .. import operate
-from ..text import counted, escape
+from ..text import escape
 from .output import EXIT_PROBLEMS
 from .parameters import management_option
 from .target import BrokerTarget, Target, handle_errors, management_of, pass_target, snapshot_of
@@ -29,20 +29,16 @@ def plan(target: Target, management_url: str | None) -> None:
 
 
 @click.command()
-@management_option
 @pass_target
-def setup(target: Target, management_url: str | None) -> None:
+def setup(target: Target) -> None:
     """Create missing parts of the cascade, with streams, and bind it to the app's queues. Running it again is safe.
 
     For a broker named with --broker, and for an app with declare="passive", it also creates for each queue the outboxes
-    of the option `outboxes`. Other publishers create these when they first need them. With
-    --management-url, creates nothing if a limit of the virtual host leaves no room for all.
+    of the option `outboxes`. Other publishers create these when they first need them.
     """
     with target.connected() as connection:
-        management = management_of(management_url, connection)
-        known, ahead = target.destinations(), _creates_ahead(target, connection)
-        wanted = operate.wanted(connection, known, ahead, management)
-        lacking = operate.setup(connection, wanted, known, ahead)
+        wanted = operate.wanted(connection)
+        lacking = operate.setup(connection, wanted, target.destinations(), _creates_ahead(target, connection))
         click.echo(f"{wanted[0].root}: {sum(len(cascade.levels) for cascade in wanted)} levels exist")
         _show_way(connection)
         for destination in lacking:
@@ -154,7 +150,7 @@ def _probe(connection: kombu.Connection) -> bool:
 def teardown(target: Target, delete_messages: bool, with_beat: bool, management_url: str | None) -> None:
     """Delete the cascade, of all apps with its prefix: all its exchanges and queues, and nothing else.
 
-    Refuses if there are waiting messages, other than up to 10,000 cancelled ones, or orphans. Stop publishers first: a
+    Refuses if there are waiting messages, also cancelled ones, or orphans. Stop publishers first: a
     running publisher creates the cascade again. Use --management-url to include messages between two queues, outboxes
     of queues that the app does not have, and messages that are stuck in outboxes; it takes 12 s. Without it outboxes
     stay, unless --delete-messages deletes those of the app. Streams stay while there is another cascade of the prefix.
@@ -173,8 +169,6 @@ def teardown(target: Target, delete_messages: bool, with_beat: bool, management_
     for name in beats:
         done = "is deleted" if with_beat else "stays, --beat deletes it"
         click.echo(escape(f"the queue {name!r} with the last runs and written entries of beat {done}"))
-    if deleted.dropped:
-        click.echo(f"{counted(deleted.dropped, 'messages')} gone: cancelled, moved, or due meanwhile")
     if deleted.keeps_streams:
         click.echo("streams stay, for there is another cascade of this prefix")
     if not deleted.amount and not deleted.kept:

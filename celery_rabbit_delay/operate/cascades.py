@@ -16,7 +16,7 @@ from ..delay.core.errors import CascadeMissing
 from ..delay.core.options import HOLDS_MESSAGES, TEN_YEARS, Options
 from ..delay.core.topology import Cascade
 from .addresses import outbox_of
-from .management import Management, Snapshot
+from .management import Snapshot
 
 
 def cascades(connection: kombu.Connection) -> list[Cascade]:
@@ -116,16 +116,6 @@ def existing_outboxes(
     names = snapshot.queues if snapshot else _outboxes_of(connection, destinations)
     found = filter(None, (outbox_named(options.cascade, name) for name in names))
     return sorted(found, key=lambda outbox: (outbox.ticks, outbox.queue))
-
-
-def waiting_queues(
-    connection: kombu.Connection, destinations: Iterable[Destination], management: Management | None
-) -> Iterator[str]:
-    """Yield the queues in which messages wait, down, as messages go: so none is missed while one takes them."""
-    for cascade in reversed(existing(connection)):
-        yield from (level.queue for level in reversed(cascade.levels))
-    outboxes = existing_outboxes(connection, destinations, management.snapshot() if management else None)
-    yield from (outbox.queue for outbox in outboxes if outbox.ticks)
 
 
 def _outboxes_of(connection: kombu.Connection, destinations: Iterable[Destination]) -> Iterator[str]:

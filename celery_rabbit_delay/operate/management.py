@@ -96,11 +96,6 @@ class Management:
         }
         return Snapshot(self.queues(), bindings)
 
-    def queue_limit(self) -> int | None:
-        """Return the limit `max-queues` of the virtual host, if there is one."""
-        limits = [row["value"].get("max-queues", -1) for row in self._get(f"/vhost-limits/{self._vhost}")]
-        return next((limit for limit in limits if limit >= 0), None)
-
     def queues(self) -> Rows:
         """Return the columns of each queue."""
         rows = self._get(f"/queues/{self._vhost}?columns={','.join(_COLUMNS)}")

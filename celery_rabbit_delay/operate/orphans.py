@@ -16,7 +16,6 @@ from ..delay.core.headers import State, read_state
 from . import replaying
 from .cascades import require
 from .connecting import own_channel
-from .exclusive_reader import exclusive_reader, wait_for_return
 from .queue_names import QueueNames
 
 
@@ -37,12 +36,11 @@ class Orphan(NamedTuple):
 def orphans(connection: kombu.Connection, limit: int, allowed: replaying.Allowed | None = None) -> list[Orphan]:
     """Return the oldest orphans, without removing them; with `allowed`, also why `replay` would leave some.
 
-    Raises `CascadeMissing`.
+    Whoever reads orphans at the same moment sees only the others. Raises `CascadeMissing`.
     """
     require(connection)
     channel, queue = connection.default_channel, connection.transport.delay_options.cascade.orphans
-    with exclusive_reader(channel, queue):
-        found = replaying.look(connection, queue, limit)
+    found = replaying.look(connection, queue, limit)
     is_there = functools.cache(lambda queue: declare.message_count(channel, queue) is not None)
 
     def publish(copy: Message, exchange: str, routing_key: str, state: State) -> str | None:
@@ -73,13 +71,11 @@ def replay(
         return chosen(_orphan(message))
 
     channel = connection.default_channel
-    sent = 0
-    with exclusive_reader(channel, cascade.orphans):
-        there = declare.message_count(channel, cascade.orphans) or 0
-        for message, refused in replaying.replay(connection.connection, cascade, allowed, limit, is_chosen):
-            sent += refused is None
-            yield _orphan(message), refused
-        wait_for_return(channel, cascade.orphans, there - sent)
+    there, sent = declare.message_count(channel, cascade.orphans) or 0, 0
+    for message, refused in replaying.replay(connection.connection, cascade, allowed, limit, is_chosen):
+        sent += refused is None
+        yield _orphan(message), refused
+    replaying.wait_for_return(channel, cascade.orphans, there - sent)
 
 
 def remove(connection: kombu.Connection, limit: int | None, chosen: Chosen) -> int:
@@ -90,14 +86,13 @@ def remove(connection: kombu.Connection, limit: int | None, chosen: Chosen) -> i
     require(connection)
     removed = 0
     queue = connection.transport.delay_options.cascade.orphans
-    with exclusive_reader(connection.default_channel, queue):
-        there = declare.message_count(connection.default_channel, queue) or 0
-        with own_channel(connection) as channel:  # closing it returns the others to the queue
-            for message in replaying.take(channel, queue, limit):
-                if chosen(_orphan(message)):
-                    channel.basic_ack(message.delivery_tag)
-                    removed += 1
-        wait_for_return(connection.default_channel, queue, there - removed)
+    there = declare.message_count(connection.default_channel, queue) or 0
+    with own_channel(connection) as channel:  # closing it returns the others to the queue
+        for message in replaying.take(channel, queue, limit):
+            if chosen(_orphan(message)):
+                channel.basic_ack(message.delivery_tag)
+                removed += 1
+    replaying.wait_for_return(connection.default_channel, queue, there - removed)
     return removed
 
 

@@ -15,6 +15,7 @@ from amqp.exceptions import ConnectionError as AMQPConnectionError
 
 from .. import upstream
 from ..delay.amqp import declare
+from ..delay.amqp.connecting import Patience
 from ..delay.amqp.destinations import bindings_of
 from ..delay.core import plan
 from ..delay.core.destination import check_key
@@ -24,7 +25,6 @@ from ..delay.core.headers import Delivery, State, read_state, resent
 from ..delay.core.plan import Now
 from ..delay.core.topology import Cascade
 from .connecting import own_channel
-from .exclusive_reader import wait_for_return
 
 if TYPE_CHECKING:
     from ..delay.amqp.transport import UserConnection
@@ -65,6 +65,16 @@ def look(connection: kombu.Connection, queue: str, limit: int | None = None) -> 
         found = list(take(channel, queue, limit, peek=True))
     wait_for_return(connection.default_channel, queue, there)
     return found
+
+
+def wait_for_return(channel: Any, queue: str, amount: int) -> None:
+    """Wait until a queue holds `amount` messages again: RabbitMQ closes their reader's channel before they return.
+
+    Not for longer than two seconds, because another consumer may have taken some of them.
+    """
+    tries = Patience(2, 0.01, 0.1)
+    while (declare.message_count(channel, queue) or 0) < amount and tries.pause():
+        pass
 
 
 def original(message: Message) -> tuple[Message, str, str]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 from dataclasses import replace
-from itertools import islice
 from typing import NamedTuple
 
 import kombu
@@ -15,41 +14,24 @@ from ..delay.amqp import declare
 from ..delay.amqp.confirms import ConfirmedChannel
 from ..delay.amqp.create import choose, create_cascade
 from ..delay.core.destination import Destination
-from ..delay.core.errors import DelayError, DestinationNotFound, LimitReached
+from ..delay.core.errors import DelayError, DestinationNotFound
 from ..delay.core.options import HOLDS_MESSAGES, Options
-from ..delay.core.topology import Cascade, Stream
-from .cascades import cascades, existing, existing_outboxes, longest, waiting_queues
-from .connecting import own_channel
+from ..delay.core.topology import Cascade
+from .cascades import cascades, existing, existing_outboxes, longest
 from .management import Management, Snapshot
-from .replaying import take
 from .status import status
 from .topology import Topology
-
-#: The maximum number of waiting messages to hold, which are late if they become due meanwhile.
-_AT_MOST = 10_000
 
 #: Seconds after which the counts of the management API, which are five late, show what was on its way.
 _QUIET = 12
 
 
-def wanted(
-    connection: kombu.Connection,
-    destinations: Iterable[Destination],
-    ahead: bool = False,
-    management: Management | None = None,
-) -> list[Cascade]:
-    """Return the cascades that `setup` is to create: without levels, where RabbitMQ is found to hold messages.
-
-    `ahead` is as in `setup`. With the management API, raise `LimitReached` if the virtual host has no room for all.
-    """
+def wanted(connection: kombu.Connection) -> list[Cascade]:
+    """Return the cascades that `setup` is to create: without levels, where RabbitMQ is found to hold messages."""
     options: Options = connection.transport.delay_options
     chosen, _ = choose(ConfirmedChannel(connection.connection), options, options.cascade)
     found = cascades(connection)
-    if chosen not in found:  # the broker's clock is wrong now
-        found = [chosen, *found]
-    beside = connection.connection.interceptor.streams(wanted=True) if ahead else []
-    _require_room(management, options, found, list(destinations), ahead, beside)
-    return found
+    return found if chosen in found else [chosen, *found]  # the broker's clock is wrong now
 
 
 class NotEmpty(DelayError):
@@ -62,7 +44,6 @@ class Deleted(NamedTuple):
     amount: int  # of exchanges and queues
     kept: list[str]  # outboxes
     keeps_streams: bool  # because there are other cascades of the prefix
-    dropped: int  # messages that were cancelled or moved, or became due meanwhile
 
 
 def setup(
@@ -110,30 +91,6 @@ def _outboxes(options: Options, cascade: Cascade, destination: Destination, ahea
     return (0, *options.combined_in(cascade))
 
 
-def _require_room(
-    management: Management | None,
-    options: Options,
-    wanted: Iterable[Cascade],
-    destinations: Iterable[Destination],
-    ahead: bool,
-    beside: Iterable[Stream],
-) -> None:
-    """Raise `LimitReached` if the virtual host has no room for all queues."""
-    if management is None or (limit := management.queue_limit()) is None:
-        return
-    present, names = management.queues(), set(Topology.of(wanted, (), beside).queues)
-    for cascade in wanted:
-        for one in (destination for destination in destinations if not destination.is_short_lived):
-            names |= {cascade.outbox_name(one, ticks) for ticks in _outboxes(options, cascade, one, ahead)}
-    missing = len(names - present.keys())
-    if missing and len(present) + missing > limit:
-        raise LimitReached(
-            f"{missing} queues are to be created, and the virtual host has {len(present)} of at most {limit}: raise "
-            f"the limit to {len(present) + missing} or more (`rabbitmqctl set_vhost_limits`), or set a smaller "
-            "`max_delay` or fewer `outboxes`. Nothing was created"
-        )
-
-
 def teardown(
     connection: kombu.Connection,
     destinations: Iterable[Destination],
@@ -144,16 +101,13 @@ def teardown(
 
     Streams stay if other cascades of the prefix exist.
 
-    Raises `NotEmpty` and deletes nothing if messages wait or are orphans, unless `delete_messages`; those that were
-    cancelled or moved are dropped, and do not count. The management API is asked twice for that, some seconds
-    apart. Without it, outboxes that may hold messages are kept. Raises `NotPermitted`. After an interruption, call it
-    again.
+    Raises `NotEmpty` and deletes nothing if messages wait, also cancelled ones, or are orphans, unless
+    `delete_messages`. The management API is asked twice for that, some seconds apart. Without it, outboxes that may
+    hold messages are kept. Raises `NotPermitted`. After an interruption, call it again.
     """
     destinations = list(destinations)
     kept: list[str] = []
-    dropped = 0
     if not delete_messages:
-        dropped = _drop_cancelled(connection, destinations, management)
         _require_empty(connection, destinations, None)
         if management:
             time.sleep(_QUIET)
@@ -168,27 +122,7 @@ def teardown(
     snapshot = management.snapshot() if management else None
     deleted = _delete_all(connection, destinations, snapshot, kept)
     beside = _delete_streams(connection)
-    return Deleted(deleted + (beside or 0), kept, beside is None, dropped)
-
-
-def _drop_cancelled(
-    connection: kombu.Connection, destinations: Iterable[Destination], management: Management | None
-) -> int:
-    """Take all waiting messages, which drops those that must not be delivered; return how many.
-
-    Raises `NotEmpty` if there are others, of which it takes `_AT_MOST`: RabbitMQ may take a moment to return them to
-    their queues, where they count.
-    """
-    before = status(connection, destinations, management.snapshot() if management else None)
-    if not before.streams or not before.waiting:
-        return 0
-    connection.connection.interceptor.learn()
-    with own_channel(connection) as channel:  # closing it returns the others
-        queues = waiting_queues(connection, destinations, management)
-        others = sum(1 for _ in islice((message for queue in queues for message in take(channel, queue)), _AT_MOST))
-    if others:
-        raise _not_empty(others, before.orphans or 0)
-    return before.waiting
+    return Deleted(deleted + (beside or 0), kept, beside is None)
 
 
 def _require_empty(
@@ -199,14 +133,10 @@ def _require_empty(
     # Whoever lists orphans, such as the page, holds them for a moment: only the management API counts these.
     orphans = max(found.orphans or 0, found.all_orphans)
     if waiting or orphans:
-        raise _not_empty(waiting, orphans)
-
-
-def _not_empty(waiting: int, orphans: int) -> NotEmpty:
-    return NotEmpty(
-        f"{waiting:,} messages wait{' or more' if waiting == _AT_MOST else ''} and {orphans:,} are orphans: "
-        "wait until they are due, send orphans on with `orphans replay`, or delete all with --delete-messages"
-    )
+        raise NotEmpty(
+            f"{waiting:,} messages wait and {orphans:,} are orphans: wait until they are due, send orphans on with "
+            "`orphans replay`, or delete all with --delete-messages"
+        )
 
 
 def _opaque_outboxes(connection: kombu.Connection, destinations: Iterable[Destination]) -> list[str]:

@@ -40,22 +40,6 @@ def test_a_limit_of_queues_below_the_cascade_is_named_with_the_number_that_is_ne
         assert len(take(connection, "q", 1)) == 1
 
 
-def test_setup_that_can_see_the_limit_creates_nothing_if_there_is_no_room_for_all(vhost: Vhost) -> None:
-    vhost.declare("q")
-    api = management(vhost)
-    limit_queues(vhost, 20)
-    refused = run(vhost.url("amqp"), "--queue", "q", "setup", *api)
-    found = re.search(r"(\d+) queues are to be created, .* has 1 of at most 20: raise .* to (\d+)", refused.err)
-    assert found, refused.err
-    assert int(found[2]) == int(found[1]) + 1
-    assert vhost.names("queues") == ["q"]
-    limit_queues(vhost, int(found[2]))
-    for _ in range(2):
-        done = run(vhost.url("amqp"), "--queue", "q", "setup", *api)
-        assert done.code == 0, done.err
-    assert len(vhost.names("queues")) == int(found[2])
-
-
 def test_where_a_limit_leaves_no_room_for_outboxes_every_delay_is_still_sent(
     vhost: Vhost, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import sys
-
 import pytest
 
-from celery_rabbit_delay import DelayError, Options, operate
+from celery_rabbit_delay import Options
 from celery_rabbit_delay.delay.core.destination import Destination
 from celery_rabbit_delay.schedule.amqp import tasks as schedule_
 from tests.kit.broker import QUICK, REFUSING, Vhost, publish, take
@@ -60,9 +58,7 @@ def test_longer_levels_that_others_added_are_seen_and_removed(vhost: Vhost) -> N
     short = ("--tick", str(QUICK["tick"]), "--max-delay", "1")
     assert "1 wait" in run(vhost.url("amqp"), "status", options=short).out
     assert run(vhost.url("amqp"), "--queue", "q", "teardown", "--yes", options=short).code == 1
-    with vhost.connection() as connection:
-        schedule_.cancel(connection, ["a"])
-    assert run(vhost.url("amqp"), "teardown", "--yes", options=short).code == 0
+    assert run(vhost.url("amqp"), "teardown", "--yes", "--delete-messages", options=short).code == 0
     assert vhost.names("exchanges") == []
     left = vhost.names("queues")
     assert [name for name in left if not name.startswith(f"{CASCADE.root}.out.")] == ["q"]
@@ -99,22 +95,6 @@ def test_teardown_refuses_while_messages_are_held(vhost: Vhost) -> None:
     refuses("1 messages wait and 0 are orphans")
     assert run(vhost.url("amqp"), "teardown", "--yes", "--delete-messages", *management(vhost)).code == 0
     assert not [name for name in vhost.names("queues") if name.startswith("celery-rabbit-delay")]
-
-
-def test_teardown_drops_any_number_of_cancelled_messages_and_holds_few_others(
-    vhost: Vhost, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sys.modules[operate.teardown.__module__], "_AT_MOST", 2)
-    vhost.declare("q")
-    with vhost.connection() as connection:
-        for id_ in ("a", "b", "c"):
-            publish(connection, 100, correlation_id=id_)
-        schedule_.cancel(connection, ["the stream is there"])
-        with pytest.raises(DelayError, match="2 messages wait or more"):
-            operate.teardown(connection, [Q])
-        wait_until(lambda: sum(vhost.waiting().values()) == 3, "they are back")
-        schedule_.cancel(connection, ["a", "b", "c"])
-        assert operate.teardown(connection, [Q]).dropped == 3
 
 
 @pytest.mark.long
