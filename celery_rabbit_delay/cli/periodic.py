@@ -23,10 +23,10 @@ _HEADINGS = f"{'NEXT RUN':<24}  {'ENTRY':<20}  TASK\n  {'LAST RUN':<24}  SCHEDUL
 
 @click.group(short_help="List, add, change and run periodic entries.")
 def periodic() -> None:
-    """List, add, change, disable, enable, remove and run entries of `celery beat -S rabbit-delay` while it runs.
+    """List, add, change, disable, enable, remove and run entries of `celery beat -S rabbit-delay`, which must run.
 
-    A SCHEDULE is 'every 30 s', 'crontab 30 4 1 * *' (minute, hour, day, month, day of the week), 'solar sunset 48.2
-    16.4' or, for one run, 'once 2030-01-31T12:00:00+01:00'.
+    A SCHEDULE is 'every 30 s', 'crontab 30 4 1 * *' (minute, hour, day, month, day of the week) or 'solar sunset 48.2
+    16.4'.
     """
 
 
@@ -106,8 +106,6 @@ def _format(one: PeriodicTask) -> str:
     due = format_time(one.next) if one.next else "unknown" if one.is_enabled else "disabled"
     last = format_time(one.last) if one.last and one.total else "-"
     source = "written" if one.is_written else "in the code"
-    if one.by:
-        source += f", by {one.by}"
     lines = [f"{due:<24}  {one.entry:<20}  {one.task}", f"  {last:<24}  {one.schedule}  ({source})"]
     if is_terminal():
         return "\n".join(fit(escape(line)) for line in lines)

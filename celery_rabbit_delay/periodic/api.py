@@ -4,35 +4,26 @@
 
     periodic.add(app, "report", "shop.tasks.report", crontab(hour="4", minute="30"))
 
-The active beat of `celery beat -S rabbit-delay` makes each change, at once, or this process while no beat runs.
+The active beat of `celery beat -S rabbit-delay` answers and makes each change, at once.
 """
 
 from __future__ import annotations
 
-import getpass
-import json
-import os
-import platform
-import sys
 from collections.abc import Iterable, Mapping
-from contextlib import closing
-from datetime import datetime, timezone
-from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
 from amqp.exceptions import NotFound
 from celery import Celery
 
-from ..delay.amqp.connecting import Patience
 from ..delay.core.errors import DelayError
 from ..operate.connecting import connected
-from .beat import Scheduler, queue_of
+from .beat import queue_of
 from .core.entries import Edit
 from .core.errors import EntryConflict, InvalidEntry
 from .lock import NoHolder, ask
 from .operate import PeriodicTask, read_status
-from .schedules import check_future, definition_of
+from .schedules import definition_of
 
 PeriodicTask.__module__ = __package__  # where users find it
 
@@ -41,8 +32,8 @@ PATIENCE = 20.0
 
 
 def entries(app: Celery) -> list[PeriodicTask]:
-    """Return all entries, the next first: of the code, and written ones. While no beat runs, the code is that here."""
-    return read_status(_ask(app, {}, looks=True)).entries
+    """Return all entries, the next first: of the code, and written ones. Raises `DelayError` without an answer."""
+    return read_status(_ask(app, {})).entries
 
 
 def add(
@@ -55,15 +46,14 @@ def add(
     options: Mapping[str, Any] | None = None,
     *,
     enabled: bool = True,
-    by: str | None = None,
 ) -> None:
     """Write a new entry, which counts instead of one of the same name in the code until it is removed.
 
-    The schedule is seconds, a `timedelta`, `crontab`, `celery.schedules.schedule`, `solar`, a `datetime` for one run,
-    or a text such as `"crontab 30 4 1 * *"`. `by`: who writes it, by default the user of this process. Raises
-    `EntryConflict` if such an entry was written already, `InvalidEntry`, and `DelayError` without an answer.
+    The schedule is seconds, a `timedelta`, `crontab`, `celery.schedules.schedule`, `solar`, or a text such as
+    `"crontab 30 4 1 * *"`. For one run send a task with an `eta`. Raises `EntryConflict` if such an entry was written
+    already, `InvalidEntry`, and `DelayError` without an answer.
     """
-    _edit(app, name, 0, by, definition_of(task, schedule, args, kwargs, options, app), enabled)
+    _edit(app, name, 0, definition_of(task, schedule, args, kwargs, options, app), enabled)
 
 
 def change(
@@ -77,7 +67,6 @@ def change(
     options: Mapping[str, Any] | None = None,
     enabled: bool | None = None,
     version: int | None = None,
-    by: str | None = None,
 ) -> None:
     """Change an entry, and keep what is not named. One in the code is written with the change.
 
@@ -91,22 +80,22 @@ def change(
     if seen.definition is None:
         raise InvalidEntry(f"the entry {name!r} in the code is not JSON: add one of the same name")
     new = {**seen.definition, **{key: value for key, value in given.items() if value is not None}}
-    _edit(app, name, seen.version if version is None else version, by, definition_of(**new, app=app), enabled)
+    _edit(app, name, seen.version if version is None else version, definition_of(**new, app=app), enabled)
 
 
-def disable(app: Celery, name: str, *, version: int | None = None, by: str | None = None) -> None:
+def disable(app: Celery, name: str, *, version: int | None = None) -> None:
     """Stop the runs of an entry. Raises as `change`."""
-    _edit(app, name, version, by, is_enabled=False)
+    _edit(app, name, version, is_enabled=False)
 
 
-def enable(app: Celery, name: str, *, version: int | None = None, by: str | None = None) -> None:
+def enable(app: Celery, name: str, *, version: int | None = None) -> None:
     """Let an entry run again; it begins now. Raises as `change`."""
-    _edit(app, name, version, by, is_enabled=True)
+    _edit(app, name, version, is_enabled=True)
 
 
-def remove(app: Celery, name: str, *, version: int | None = None, by: str | None = None) -> None:
+def remove(app: Celery, name: str, *, version: int | None = None) -> None:
     """Remove a written entry; one of the same name in the code counts again. Raises as `change`."""
-    _edit(app, name, version, by, removes=True)
+    _edit(app, name, version, removes=True)
 
 
 def run_now(app: Celery, name: str) -> str:
@@ -120,7 +109,7 @@ def run_now(app: Celery, name: str) -> str:
 
 
 def _seen(app: Celery, name: str) -> PeriodicTask:
-    for entry in read_status(_ask(app, {"entry": name}, looks=True)).entries:
+    for entry in read_status(_ask(app, {"entry": name})).entries:
         return entry
     raise InvalidEntry(f"there is no entry {name!r}")
 
@@ -129,42 +118,26 @@ def _edit(
     app: Celery,
     name: str,
     version: int | None,
-    by: str | None,
     definition: dict[str, Any] | None = None,
     is_enabled: bool | None = None,
     removes: bool = False,
 ) -> None:
     if not isinstance(name, str) or not name:
         raise InvalidEntry(f"cannot use the name {name!r}: use a text")
-    if definition is not None:
-        check_future(definition["schedule"], app)
     version = _seen(app, name).version if version is None else version
-    now = datetime.now(timezone.utc).isoformat(timespec="seconds")
-    _ask(app, {"edit": Edit(uuid4().hex, name, version, by or _who(), now, definition, is_enabled, removes)})
+    _ask(app, {"edit": Edit(uuid4().hex, name, version, definition, is_enabled, removes)})
 
 
-def _who() -> str:
-    """Return whose process this is, on which host, and which program."""
-    try:
-        user = getpass.getuser()
-    except (KeyError, OSError):  # a container without a name for its user
-        user = str(os.getuid())
-    return f"{user}@{platform.node()}, {Path(*sys.argv[:1]).name}[{os.getpid()}]"
-
-
-def _ask(app: Celery, question: Any, looks: bool = False) -> dict[str, Any]:
-    """Ask the active beat, or do what it would do if there is none. Who only `looks` creates no queue."""
-    answer, tries = None, Patience(PATIENCE)
+def _ask(app: Celery, question: Any) -> dict[str, Any]:
+    """Ask the active beat. Raises `DelayError` if none answers, and what it answers instead of doing what is asked."""
+    is_active, answer = True, None
     with connected(app.connection_for_write()) as connection:
-        while True:
-            try:
-                answer = ask(connection, queue_of(app), question, PATIENCE)
-            except NotFound:
-                answer = _visit(app, question, looks)
-            except NoHolder:
-                answer = _visit(app, question)
-            if answer is not None or not tries.pause():
-                break
+        try:
+            answer = ask(connection, queue_of(app), question, PATIENCE)
+        except (NotFound, NoHolder):
+            is_active = False
+    if not is_active:
+        raise DelayError("no beat is active: start one with `celery -A APP beat -S rabbit-delay`")
     if answer is None:
         raise DelayError(f"no beat has answered within {PATIENCE:.0f} s: list the entries to see whether it is done")
     if "conflict" in answer:
@@ -173,10 +146,3 @@ def _ask(app: Celery, question: Any, looks: bool = False) -> dict[str, Any]:
         raise InvalidEntry(answer["error"])
     found: dict[str, Any] = answer
     return found
-
-
-def _visit(app: Celery, question: Any, looks: bool = False) -> dict[str, Any] | None:
-    """Be the active beat for one question; None if another process is it. Who only `looks` creates no queue."""
-    app.finalize()
-    with closing(Scheduler(app, visiting=True)) as scheduler:
-        return (scheduler.look if looks else scheduler.visit)(json.dumps(question))

@@ -41,7 +41,7 @@ from .core.entries import UNWRITTEN, State
 from .core.errors import EntryConflict, InvalidEntry
 from .core.runs import Run
 from .lock import Lock
-from .schedules import Once, definition_of, entry_of, told
+from .schedules import definition_of, entry_of, told
 
 logger = logging.getLogger(__name__)
 
@@ -84,9 +84,7 @@ class Scheduler(beat.Scheduler):  # type: ignore[misc]
 
     _lock: Lock | None = None
 
-    def __init__(self, app: Celery, *args: Any, visiting: bool = False, **kwargs: Any) -> None:
-        """A visiting one is no beat: it answers a question while none is active, and knows perhaps not all entries."""
-        self._visiting = visiting
+    def __init__(self, app: Celery, *args: Any, **kwargs: Any) -> None:
         self.queue, self.heartbeat = queue_of(app), heartbeat_of(app)
         #: What is noted in RabbitMQ, or will be.
         self._runs: dict[str, Run] = {}
@@ -180,13 +178,11 @@ class Scheduler(beat.Scheduler):  # type: ignore[misc]
         names = {*self._code, *self._entries, *self._state.entries}
         for number, name in enumerate(names):
             self._arrange(name)
-            if not self._visiting:
-                self._due(name)
+            self._due(name)
             if number % 100 == 0:  # thousands may take longer than RabbitMQ waits for a heartbeat
                 lock.wait(0)
-        if not self._visiting:
-            self.populate_heap()
-            logger.info("beat: %s is the active one of %s", process_name(), self.queue)
+        self.populate_heap()
+        logger.info("beat: %s is the active one of %s", process_name(), self.queue)
 
     def _note(self, lock: Lock, name: str | None = None, state: State | None = None) -> None:
         """Leave the runs, and what was written, to the next process: of an entry, or from time to time of all."""
@@ -194,8 +190,7 @@ class Scheduler(beat.Scheduler):  # type: ignore[misc]
         if name is not None and lock.age_of_first < APART:
             lock.add(periodic.dump(periodic.part(state, name, self._runs[name])))
         else:
-            names = {*self._code, *state.entries, *(self._runs if self._visiting else ())}
-            self._runs = core.remember(self._runs, names, _now())
+            self._runs = core.remember(self._runs, {*self._code, *state.entries}, _now())
             lock.write(periodic.dump(state._replace(runs=self._runs)))
         self._state = state
 
@@ -258,21 +253,6 @@ class Scheduler(beat.Scheduler):  # type: ignore[misc]
             return {"error": str(exc)}
         return {"done": True}
 
-    def look(self, question: bytes | str) -> dict[str, Any]:
-        """Answer a question about the entries in the code, where no beat has run yet."""
-        self._runs = core.remember({}, self._code, _now())
-        for name in self._code:
-            self._arrange(name)
-        return self.answer(question)
-
-    def visit(self, question: bytes | str) -> dict[str, Any] | None:
-        """Become active, and answer a question; None if that takes longer than two seconds, for another one is."""
-        end = time.monotonic() + 2 * SLEEP
-        while time.monotonic() < end:
-            if self._take_part():
-                return self.answer(question)
-        return None
-
     def _edit(self, edit: periodic.Edit) -> None:
         state = periodic.apply(self._state, edit, self._code)
         if state is not self._state:
@@ -283,7 +263,7 @@ class Scheduler(beat.Scheduler):  # type: ignore[misc]
                 self._runs[edit.name] = Run(_now(), self._runs.get(edit.name, Run(_now())).total)
             self._note(self._lock, edit.name, state)
             self._rearrange(edit.name)
-            logger.info("beat: %s has changed the entry %s", edit.by, edit.name)
+            logger.info("beat: the entry %s has changed", edit.name)
 
     def _run(self, name: str, id_: str) -> None:
         """Send a run besides those of its schedule. Raises `NotSent`, `InvalidEntry`."""
@@ -307,11 +287,7 @@ class Scheduler(beat.Scheduler):  # type: ignore[misc]
             self._note(lock, entry.name)
         self._send(entry, core.task_id(self.queue, entry.name, self._runs[entry.name]))
         self._runs[entry.name] = _run_of(self.schedule[entry.name])
-        if isinstance(entry.schedule, Once):
-            self._note(lock, entry.name, periodic.without(self._state, entry.name))
-            self._rearrange(entry.name)
-        else:
-            self._note(lock, entry.name)
+        self._note(lock, entry.name)
 
     def _send(self, entry: Any, id_: str) -> None:
         options = {"task_id": id_, "mandatory": True, **entry.options, "retry": False}
@@ -368,12 +344,10 @@ class Scheduler(beat.Scheduler):  # type: ignore[misc]
                 "total": entry.total_run_count if entry else None,
                 "is_enabled": written.is_enabled,
                 "is_written": written.definition is not None,
-                "by": written.by or None,
-                "at": written.at or None,
                 "version": written.version,
                 "definition": definition,
             }
-        return {"process": None if self._visiting else process_name(), "entries": entries}
+        return {"process": process_name(), "entries": entries}
 
     def _due(self, name: str) -> datetime | None:
         """Return when an entry runs next, if it does: Celery needs a third of a millisecond for a crontab."""

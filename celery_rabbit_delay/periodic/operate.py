@@ -27,8 +27,6 @@ class PeriodicTask(NamedTuple):
     schedule: str = ""
     is_enabled: bool = True
     is_written: bool = False  # at run time, else it is in the code
-    by: str | None = None  # who has written, enabled or disabled it
-    at: datetime | None = None  # when
     version: int = 0  # of what was written; 0 is none
     total: int | None = None  # how often it has run
     definition: dict[str, Any] | None = None  # task, schedule, args, kwargs, options; None if they are not JSON
@@ -59,7 +57,7 @@ def read_status(answer: dict[str, Any]) -> BeatStatus:
     """Read what the active process of a beat has answered."""
 
     def read(name: str, one: dict[str, Any]) -> PeriodicTask:
-        times = {key: one[key] and datetime.fromisoformat(one[key]) for key in ("next", "last", "at")}
+        times = {key: one[key] and datetime.fromisoformat(one[key]) for key in ("next", "last")}
         return PeriodicTask(name, **{**one, **times})
 
     entries = [read(name, one) for name, one in answer["entries"].items()]

@@ -3,7 +3,6 @@
 every 30 s                        an interval
 crontab 30 4 1 * *                minute, hour, day of the month, month, day of the week
 solar sunset 48.2 16.4            an event, the latitude and the longitude
-once 2030-01-31T12:00:00+01:00    a time, naive in the app's time zone
 """
 
 from __future__ import annotations
@@ -11,12 +10,12 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from contextlib import suppress
-from datetime import datetime, timedelta, timezone
+from datetime import timedelta
 from typing import Any
 
 from celery import Celery
 from celery.beat import ScheduleEntry
-from celery.schedules import BaseSchedule, crontab, schedstate, schedule, solar
+from celery.schedules import BaseSchedule, crontab, schedule, solar
 from kombu.compression import compress
 from kombu.serialization import dumps
 
@@ -24,30 +23,10 @@ from ..delay.core.due import eta_in_utc
 from .core.errors import InvalidEntry
 
 
-class Once(BaseSchedule):  # type: ignore[misc]
-    """A schedule that is due at one time, which is aware."""
-
-    def __init__(self, at: datetime, app: Celery | None = None) -> None:
-        super().__init__(app=app)
-        self.at = at
-
-    def remaining_estimate(self, last_run_at: datetime) -> Any:
-        """Return the time until then."""
-        return self.at - self.now()
-
-    def is_due(self, last_run_at: datetime) -> Any:
-        """Return whether the time has come, and the seconds until then."""
-        left = self.remaining_estimate(last_run_at).total_seconds()
-        return schedstate(left <= 0, max(left, 0))
-
-
 def text_of(value: Any, app: Celery) -> str:
-    """Return the text of a schedule: seconds, a time, one of Celery's classes, or its text. Raises `InvalidEntry`."""
+    """Return the text of a schedule: seconds, one of Celery's classes, or its text. Raises `InvalidEntry`."""
     if isinstance(value, str):
         return text_of(schedule_of(value, app), app)
-    if isinstance(value, (datetime, Once)):
-        at = value.at if isinstance(value, Once) else eta_in_utc(value, app.timezone)
-        return f"once {at.isoformat()}"
     interval = value
     if isinstance(value, (int, float, timedelta)) and not isinstance(value, bool):
         interval = schedule(value)
@@ -62,7 +41,7 @@ def text_of(value: Any, app: Celery) -> str:
         return " ".join(map(str, ["crontab", *texts]))
     if type(value) is solar:
         return f"solar {value.event} {value.lat} {value.lon}"
-    raise InvalidEntry(f"cannot use the schedule {value!r}: use seconds above 0, a time, crontab, schedule or solar")
+    raise InvalidEntry(f"cannot use the schedule {value!r}: use seconds above 0, crontab, schedule or solar")
 
 
 def schedule_of(text: str, app: Celery) -> BaseSchedule:
@@ -76,21 +55,12 @@ def schedule_of(text: str, app: Celery) -> BaseSchedule:
                 return crontab(minute, hour, weekday, day, month, app=app)
             case ["solar", event, latitude, longitude]:
                 return solar(event, float(latitude), float(longitude), app=app)
-            case ["once", *time]:
-                return Once(eta_in_utc(" ".join(time), app.timezone), app=app)
     except Exception as exc:  # of Celery, whose parsers raise many
         raise InvalidEntry(f"cannot use the schedule {text!r}: {exc}") from exc
     raise InvalidEntry(
         f"cannot read the schedule {text!r}: use 'every 30 s', 'crontab 30 4 1 * *' (minute, hour, day, month, day of "
-        "the week), 'solar sunset 48.2 16.4' or 'once 2030-01-31T12:00:00+01:00'"
+        "the week) or 'solar sunset 48.2 16.4'; for one run, send a task with an eta"
     )
-
-
-def check_future(text: str, app: Celery) -> None:
-    """Raise `InvalidEntry` for the text of a schedule whose only time is past: its task would run at once."""
-    at = getattr(schedule_of(text, app), "at", None)
-    if at is not None and at <= datetime.now(timezone.utc):
-        raise InvalidEntry(f"{text!r} is in the past: use a later time, or send the task now")
 
 
 def _check_options(options: dict[str, Any], app: Celery) -> None:

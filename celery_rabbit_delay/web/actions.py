@@ -76,14 +76,14 @@ def add_actions(site: Flask, operations: Operations, overview: Overview) -> None
 
     @site.post("/periodic/<any(enable, disable, remove, run_now):act>")
     def edit_entry(act: str) -> Any:
-        more = {} if act == "run_now" else {**forms.version(), "by": user()}
+        more = {} if act == "run_now" else forms.version()
         return answer(lambda: operations.periodic(act, request.form["name"], **more))
 
     @site.post("/periodic")
     def write_entry() -> Any:
         seen = forms.version()
         act, name = "change" if seen else "add", request.form.get("name", "").strip()
-        done = or_reason(lambda: operations.periodic(act, name, **seen, **forms.entry(), by=user()))
+        done = or_reason(lambda: operations.periodic(act, name, **seen, **forms.entry()))
         if isinstance(done, str):
             return render_template("entry.html", values=request.form, error=done)
         return answer(lambda: done)

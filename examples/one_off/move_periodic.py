@@ -12,7 +12,7 @@ from celery_rabbit_delay import DelayError, periodic
 
 
 def schedule_of(entry: Any) -> Any:
-    if entry.start_time or (entry.one_off and not entry.clocked):
+    if entry.start_time or entry.one_off:
         raise ValueError("it has a start time, or is to run only once")
     if cron := entry.crontab:
         if str(cron.timezone) != str(shop.app.timezone):
@@ -21,9 +21,7 @@ def schedule_of(entry: Any) -> Any:
         return " ".join(["crontab", *(field.replace(" ", "") for field in fields)])
     if entry.interval:
         return entry.interval.schedule.run_every
-    if entry.solar:
-        return f"solar {entry.solar.event} {entry.solar.latitude} {entry.solar.longitude}"
-    return entry.clocked.clocked_time
+    return f"solar {entry.solar.event} {entry.solar.latitude} {entry.solar.longitude}"
 
 
 def move(entry: Any) -> None:
@@ -46,7 +44,6 @@ def move(entry: Any) -> None:
         json.loads(entry.kwargs),
         {name: value for name, value in options.items() if value not in (None, "", {})},
         enabled=entry.enabled,
-        by="django-celery-beat",
     )
 
 

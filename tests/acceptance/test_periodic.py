@@ -6,8 +6,6 @@ import json
 import re
 import signal
 import time
-from collections import Counter
-from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +58,7 @@ def test_what_is_written_reaches_the_active_beat_at_once_and_the_next_ones_keep_
     assert "new" in {one.entry for one in periodic.entries(shop.app)}
     assert time.monotonic() - began < 30  # it takes seconds on a busy machine
     wait_for_runs(shop, "new", 2)
-    periodic.disable(shop.app, "code", by="ann")
+    periodic.disable(shop.app, "code")
     sent(shop)
     assert {one.name for one in wait_for_runs(shop, "new", 4)} == {"new"}
     for number in (signal.SIGKILL, signal.SIGTERM):
@@ -79,25 +77,6 @@ def test_what_is_written_reaches_the_active_beat_at_once_and_the_next_ones_keep_
     assert not any("Traceback" in beat.output() for beat in beats)
 
 
-def test_a_single_run_is_kept_by_whoever_is_active_and_comes_once(make_shop: MakeShop, start_beat: StartBeat) -> None:
-    shop = make_shop(None, beat_schedule={})
-    shop.vhost.declare("celery")
-    at = datetime.now(timezone.utc) + timedelta(seconds=15)
-    add(shop, "once", at)  # while no beat runs
-    add(shop, "kept", 3600)
-    first = start_beat(shop).wait_until_active()
-    start_beat(shop)
-    periodic.run_now(shop.app, "kept")
-    first.kill()
-    found = wait_for_runs(shop, "once")
-    assert next(one.at for one in found if one.name == "once") >= at
-    wait_until(lambda: [one.entry for one in periodic.entries(shop.app)] == ["kept"], "its entry is gone")
-    start_beat(shop)
-    periodic.run_now(shop.app, "kept")
-    found += wait_for_runs(shop, "kept")
-    assert Counter(one.name for one in found) == {"once": 1, "kept": 2}
-
-
 def test_the_command_and_the_page_do_the_same(make_shop: MakeShop, start_beat: StartBeat, tmp_path: Path) -> None:
     shop = make_shop(QUICK, beat_schedule={"hourly": entry(TASK, 3600, "hourly")})
     shop.vhost.declare("celery")
@@ -107,12 +86,12 @@ def test_the_command_and_the_page_do_the_same(make_shop: MakeShop, start_beat: S
     added = command(shop, "add", "report", TASK, "crontab 30 4 1 * *", "--args", '["r"]', "--options", '{"expires": 9}')
     assert (added.code, added.text) == (0, "")
     twice = command(shop, "add", "report", TASK, "every 30 s")
-    assert (twice.code, bool(re.search("Error: the entry 'report' was changed by .*@.* at 2", twice.err))) == (1, True)
+    assert (twice.code, "Error: the entry 'report' was changed meanwhile" in twice.err) == (1, True)
     assert command(shop, "change", "report", "--schedule", "every 7200 s").code == 0
     assert command(shop, "disable", "hourly").code == 0
     shown = command(shop, "list").out.splitlines()
-    assert re.fullmatch(rf"\S+ \S+Z  report  {TASK}  -  every 7200 s  written, by .*@.*", shown[0])
-    assert re.fullmatch(rf"disabled  hourly  {TASK}  -  every 3600 s  in the code, by .*@.*", shown[1])
+    assert re.fullmatch(rf"\S+ \S+Z  report  {TASK}  -  every 7200 s  written", shown[0])
+    assert re.fullmatch(rf"disabled  hourly  {TASK}  -  every 3600 s  in the code", shown[1])
     [told, _] = map(json.loads, command(shop, "list", "--json").out.splitlines())
     assert (told["entry"], told["definition"]["args"], told["total"]) == ("report", ["r"], 0)
     for arguments, error in [
@@ -134,7 +113,11 @@ def test_the_command_and_the_page_do_the_same(make_shop: MakeShop, start_beat: S
             ("enable", "hourly", "1 periodic entry enabled"),
             ("run_now", "hourly", "1 run of a periodic entry sent"),
             ("remove", "report", "1 periodic entry removed"),
-            ("disable", "hourly", "was removed: look at it, and try again"),  # the page had seen an older version
+            (
+                "disable",
+                "hourly",
+                "was removed meanwhile: look at it, and try again",
+            ),
         ]:
             assert done in site.post(f"/periodic/{act}", "/health", name=name, version=version[name])
     assert len(shop.vhost.take("celery", 1)) == 1

@@ -258,36 +258,35 @@ def test_what_wraps_apply_entry_of_celerys_scheduler_is_called_for_each_run(
         original(*args, **kwargs)
 
     def written(name: str, **options: Any) -> None:
-        at = (datetime.now(timezone.utc) + ahead + timedelta(seconds=1)).isoformat()
-        definition = {"task": name, "schedule": f"once {at}", "args": [], "kwargs": {}, "options": options}
-        edit = Edit(name, name, 0, "me", at, definition)
+        definition = {"task": name, "schedule": "every 4 s", "args": [], "kwargs": {}, "options": options}
+        edit = Edit(name, name, 0, definition)
         assert scheduler.answer(dumps({"edit": edit})) == {"done": True}
 
     ahead = timedelta(seconds=(57 - datetime.now(timezone.utc).second) % 60)  # it is three seconds before the minute
     at_each_minute = {name: {"task": name, "schedule": crontab()} for name in ("minute", "disabled")}
     with scheduling(vhost, at_each_minute, ahead) as scheduler:
         wait_until(lambda: scheduler.tick() and scheduler._lock and scheduler._lock.is_held, "it is active")
-        disabling = Edit("disable", "disabled", 0, "me", datetime.now(timezone.utc).isoformat(), None, is_enabled=False)
+        disabling = Edit("disable", "disabled", 0, None, is_enabled=False)
         assert scheduler.answer(dumps({"edit": disabling})) == {"done": True}
-        written("once")
+        written("written")
         written("lost", exchange="nowhere", routing_key="lost", headers={"mine": 1})
         original = CelerysScheduler.apply_entry
         monkeypatch.setattr(CelerysScheduler, "apply_entry", wrapped)
         wait_until(lambda: scheduler.tick() >= 0 and len(checked_in) == 3, "all have run")
-        assert sorted(checked_in) == ["lost", "minute", "once"]
+        assert sorted(checked_in) == ["lost", "minute", "written"]
         assert "beat: lost is not sent, trying again" in caplog.text
-        assert set(scheduler.schedule) == {"minute", "lost"}
+        assert set(scheduler.schedule) == {"minute", "lost", "written"}
         for name, answer in {"minute": {"done": True}, "lost": {"error": ANY}, "disabled": {"done": True}}.items():
             assert scheduler.answer(dumps({"run": name, "id": name})) == answer
         assert scheduler.answer(dumps({"entry": "lost"}))["entries"]["lost"]["definition"]["options"]["headers"] == {
             "mine": 1
         }
-        assert sorted(checked_in) == ["disabled", "lost", "lost", "minute", "minute", "once"]
+        assert sorted(checked_in) == ["disabled", "lost", "lost", "minute", "minute", "written"]
         vhost.declare("lost", exchange="nowhere")
         wait_until(lambda: scheduler.tick() >= 0 and vhost.count("lost"), "what was refused is sent")
     sent = [message.headers for message in vhost.take("celery", 4)]
     assert sorted(one["check-in"] for one in sent) == sorted(one["task"] for one in sent)
-    assert sorted(one["task"] for one in sent) == ["disabled", "minute", "minute", "once"]
+    assert sorted(one["task"] for one in sent) == ["disabled", "minute", "minute", "written"]
 
 
 def test_what_is_no_state_is_dropped_with_a_warning(vhost: Vhost, caplog: pytest.LogCaptureFixture) -> None:

@@ -22,9 +22,7 @@ except InvalidDelay as exc:
 celery_rabbit_delay.pause(app, "mail", until="2030-01-31T12:00:00+01:00")
 celery_rabbit_delay.resume(app, "mail", any_queue=True)
 ends: list[datetime | None] = list(celery_rabbit_delay.paused(app).values())
-periodic.add(
-    app, "report", "shop.report", timedelta(hours=1), [1], {"a": 2}, {"queue": "mail"}, enabled=False, by="ann"
-)
+periodic.add(app, "report", "shop.report", timedelta(hours=1), [1], {"a": 2}, {"queue": "mail"}, enabled=False)
 try:
     periodic.change(app, "report", schedule="crontab 30 4 1 * *", version=1)
 except EntryConflict as exc:

@@ -10,7 +10,6 @@ import json
 import zlib
 from collections.abc import Container, Iterable, Mapping
 from contextlib import suppress
-from datetime import datetime
 from typing import Any, NamedTuple, TypeVar
 
 from ...delay.core.destination import check_key
@@ -50,14 +49,12 @@ class Written(NamedTuple):
     """What was written of an entry."""
 
     version: int  # the number of the edit
-    by: str
-    at: str  # in ISO 8601
     is_enabled: bool = True
     definition: dict[str, Any] | None = None  # task, schedule, args, kwargs and options; None: as in the code
 
 
 #: What stands for an entry that nothing was written of.
-UNWRITTEN = Written(0, "", "")
+UNWRITTEN = Written(0)
 
 
 class State(NamedTuple):
@@ -77,8 +74,6 @@ class Edit(NamedTuple):
     id: str
     name: str
     version: int  # 0: nothing was written of it
-    by: str
-    at: str
     definition: dict[str, Any] | None = None  # None: as it is
     is_enabled: bool | None = None  # None: as it is
     removes: bool = False
@@ -97,8 +92,8 @@ def apply(state: State, edit: Edit, in_code: Container[str]) -> State:
     except InvalidDestination as exc:
         raise InvalidEntry(str(exc)) from exc
     if edit.version != before.version:
-        what = f"was changed by {before.by} at {before.at}" if before.version else "was removed"
-        raise EntryConflict(f"the entry {name!r} {what}: look at it, and try again")
+        what = "was changed" if before.version else "was removed"
+        raise EntryConflict(f"the entry {name!r} {what} meanwhile: look at it, and try again")
     if not before.version and edit.definition is None and name not in in_code:
         raise InvalidEntry(f"there is no entry {name!r}")
     if edit.removes and before.definition is None:
@@ -106,18 +101,13 @@ def apply(state: State, edit: Edit, in_code: Container[str]) -> State:
     is_enabled = before.is_enabled if edit.is_enabled is None else edit.is_enabled
     definition = edit.definition or before.definition
     if edit.removes or (is_enabled and definition is None):
-        return without(state, name, edit.id)
-    written = Written(state.version + 1, edit.by, edit.at, is_enabled, definition)
+        others = {other: entry for other, entry in state.entries.items() if other != name}
+        return State(state.version + 1, edit.id, others)
+    written = Written(state.version + 1, is_enabled, definition)
     entries = {**state.entries, name: written}
     if (size := len(json.dumps(entries))) > MOST and size > len(json.dumps(state.entries)):
         raise InvalidEntry(f"all entries that are written at run time take more than {MOST:,} bytes: remove some")
     return State(written.version, edit.id, entries)
-
-
-def without(state: State, name: str, edit: str | None = None) -> State:
-    """Return the state without an entry, because of an edit, or as it has run for the only time."""
-    entries = {other: entry for other, entry in state.entries.items() if other != name}
-    return State(state.version + 1, state.last if edit is None else edit, entries)
 
 
 def part(state: State, name: str, run: Run) -> State:
@@ -173,6 +163,4 @@ def _checked(one: T) -> T:
     for field, value in one._asdict().items():
         if not isinstance(value, _TYPES.get(field, str)):
             raise ValueError(f"{field} is {value!r}")
-        if field == "at" and datetime.fromisoformat(value).tzinfo is None:
-            raise ValueError(f"{value} has no time zone")
     return one
