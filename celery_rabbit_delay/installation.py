@@ -75,9 +75,9 @@ def install(app: Celery, **options: Any) -> None:
     worker_init.connect(_plug_in, weak=False)
     app.steps["consumer"].update([LimitLoop, Report, FollowPool])
     app.amqp_cls = partial(_make_amqp, base=make, **{GIVEN: options})  # picklable, as the app is
-    app.control_cls = partial(_make_control, base=app.control_cls, given=options)
+    app.control_cls = partial(_make_control, base=app.control_cls)
     if "control" in app.__dict__:
-        _upgrade_control(app.control, options)
+        upstream.mix_in(app.control, DelayedControl)
     if "amqp" in app.__dict__:  # the app was used before: keep its queues and routes, drop its plain connections
         upgrade_amqp(app.amqp, options)
         upstream.forget_connections(app)
@@ -89,18 +89,10 @@ def _make_amqp(app: Celery, *, base: Any, delay_options_given: dict[str, Any]) -
     return amqp
 
 
-def _make_control(app: Celery, *, base: Any, given: dict[str, Any]) -> Any:
+def _make_control(app: Celery, *, base: Any) -> Any:
     control = symbol_by_name(base)(app=app)
-    _upgrade_control(control, given)
-    return control
-
-
-def _upgrade_control(control: Any, given: dict[str, Any]) -> None:
     upstream.mix_in(control, DelayedControl)
-    if options_with(control.app.conf, given).schedule:
-        from .schedule.app.pausing import PausingNode
-
-        control.mailbox.node_cls = PausingNode
+    return control
 
 
 def _plug_in(sender: Any, **signal: Any) -> None:

@@ -84,11 +84,11 @@ def abandon(connection: kombu.Connection) -> None:
 
 
 def again(call: Callable[[], T], errors: type[Exception] | tuple[type[Exception], ...], seconds: float) -> T:
-    """Call a function, again and again for some seconds while it raises one of some errors."""
-    tries = Patience(seconds)
+    """Call a function, again and again for some seconds since it first raised one of some errors."""
+    tries: Patience | None = None
     while True:
         try:
             return call()
         except errors:
-            if not tries.pause():
+            if not (tries := tries or Patience(seconds)).pause():
                 raise

@@ -40,13 +40,10 @@ from .core.journal import Record
 
 logger = logging.getLogger(__name__)
 
-#: Seconds until a message makes the connection try again to read a stream that has failed: after the first failure, at
-#: most, and where somebody has to mend something first. When a node of a cluster goes or comes, RabbitMQ restarts the
-#: replicas of streams, and refuses to send them meanwhile.
-SOON, AGAIN, MUCH_LATER = 0.5, 10, 300
-
-#: Trying to read a stream that goes on failing takes at most one part in so many of the time since its first failure.
-SHARE = 5
+#: The most seconds until a message makes the connection try again to read a stream that has failed: at first it is
+#: tried soon, and then the less often the longer it fails. When a node of a cluster goes or comes, RabbitMQ restarts
+#: the replicas of streams, and refuses to send them meanwhile.
+AGAIN = 10
 
 #: What says that a task is cancelled must not wait until a busy consumer acknowledges what came before it, for the task
 #: itself may be there already. More messages do not fit into the buffers of a socket, and RabbitMQ closes a connection
@@ -291,8 +288,9 @@ class Following:
                         self._read(stream, **limits)
             except Exception as exc:
                 self._follower.forget(stream)
-                comes_back = isinstance(exc, (StreamUnavailable, AMQPError, OSError, OperationalError))
-                self.until[stream.name] = time.monotonic() + (self._pause(stream, began) if comes_back else MUCH_LATER)
+                now = time.monotonic()
+                failing = now - self.failing.setdefault(stream.name, began)
+                self.until[stream.name] = now + min(AGAIN, max(0.5, now - began, failing / 5))
                 if isinstance(exc, OperationalError):  # the consumer has its connection, and goes on
                     raise StreamUnavailable(f"the stream {stream.name!r} cannot be read: {exc}") from exc
                 raise
@@ -304,9 +302,3 @@ class Following:
     def _read(self, stream: Stream, **limits: float) -> None:
         for message in self._follower.catch_up(stream, **limits):
             self._take(message)
-
-    def _pause(self, stream: Stream, began: float) -> float:
-        """Return the seconds until the next attempt: more, the longer the last one took and the stream has failed."""
-        now = time.monotonic()
-        failing: float = now - self.failing.setdefault(stream.name, began)
-        return min(AGAIN, max(SOON, now - began, failing / SHARE))

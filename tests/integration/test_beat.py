@@ -258,7 +258,7 @@ def test_what_wraps_apply_entry_of_celerys_scheduler_is_called_for_each_run(
         original(*args, **kwargs)
 
     def written(name: str, **options: Any) -> None:
-        definition = {"task": name, "schedule": "every 4 s", "args": [], "kwargs": {}, "options": options}
+        definition = {"task": name, "schedule": "crontab * * * * *", "args": [], "kwargs": {}, "options": options}
         edit = Edit(name, name, 0, definition)
         assert scheduler.answer(dumps({"edit": edit})) == {"done": True}
 

@@ -377,7 +377,7 @@ def test_the_commands_work_with_an_app(vhost: Vhost) -> None:
 COMMANDS = (
     *("plan", "setup", "export", "verify", "status", "status --watch", "orphans list --any-queue", "orphans replay"),
     *("list", "run-now a", "cancel a", "metrics", "orphans purge --yes --any-queue"),
-    "teardown --yes",
+    "teardown --yes --delete-messages",
 )
 
 

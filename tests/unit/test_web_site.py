@@ -18,7 +18,6 @@ from celery_rabbit_delay import upstream
 from celery_rabbit_delay.cli.target import BrokerTarget
 from celery_rabbit_delay.delay.core import headers
 from celery_rabbit_delay.operate import HeldUp
-from celery_rabbit_delay.operate import connecting as connecting_
 from celery_rabbit_delay.operate.queue_names import QueueNames
 from celery_rabbit_delay.operate.status import LevelStatus, OutboxStatus, Status
 from celery_rabbit_delay.periodic.core.errors import EntryConflict

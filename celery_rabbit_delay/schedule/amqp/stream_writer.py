@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from functools import partial
 
 from amqp import Message
@@ -18,7 +18,6 @@ from ...delay.amqp.publisher import DelayedPublisher
 from ...delay.core.errors import CascadeMissing, DelayError, NotRouted, UnsupportedConfiguration
 from ...delay.core.plan import Plan
 from ...delay.core.topology import Stream
-from ...operate.connecting import again
 from ..core import journal
 from ..core.errors import StreamUnavailable
 from ..core.journal import Record
@@ -34,9 +33,6 @@ _LARGEST = 16 * 1024 * 1024 - 10_000
 
 #: Seconds until the next attempt to write to a stream that does not work; at first it may only just be coming up.
 _FIRST_PAUSE, _PAUSE = 1, 60
-
-#: Seconds for which a write to a stream without a leader is tried again.
-LEADERLESS = 15
 
 
 class StreamWriter:
@@ -140,14 +136,6 @@ class StreamWriter:
     def outgoing(self, stream: Stream, body: bytes) -> Outgoing:
         """Return a message for a stream."""
         return Outgoing(Message(body, delivery_mode=2), self._publisher.cascade.ingest, stream.routing_key)
-
-
-def until_there_is_a_leader(write: Callable[[], None], seconds: float | None = None) -> None:
-    """Call a function that writes to a stream, which has no leader just after its creation, or the loss of a node.
-
-    Again and again for some seconds, `LEADERLESS` at most.
-    """
-    again(write, (StreamUnavailable, NotStored), min(LEADERLESS, seconds or LEADERLESS))
 
 
 def record_of(plan: Plan, message: Message) -> Record | None:

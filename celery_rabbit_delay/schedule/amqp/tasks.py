@@ -18,21 +18,23 @@ from amqp import Message
 from amqp.exceptions import AMQPError
 
 from ... import upstream
+from ...delay.amqp.confirms import NotStored
 from ...delay.amqp.sender import settle
 from ...delay.core import headers as headers_
 from ...delay.core.due import eta_in_utc
 from ...delay.core.errors import InvalidDelay
 from ...delay.core.options import Options
+from ...operate.connecting import again
 from ...operate.queue_names import QueueNames
 from ...text import counted, escape
 from ...unreadable import Unreadable, reading
 from ..core import changes, streams
 from ..core.changes import Changes, Pause
+from ..core.errors import StreamUnavailable
 from ..core.fates import Fate, Fates
 from ..core.journal import Record
 from .clocks import utc_ms
-from .follower import Follower
-from .stream_writer import until_there_is_a_leader
+from .follower import PATIENCE, Follower
 
 logger = logging.getLogger(__name__)
 
@@ -226,14 +228,14 @@ def cancel(connection: kombu.Connection, ids: Collection[str], copies: Collectio
     with `declare="passive"`, `NotPermitted`, and what py-amqp raises.
     """
     if ids or copies:
-        write_changes(connection, [*changes.cancelled(ids), *(changes.void(*copy) for copy in copies)])
+        write_changes(connection, [*changes.cancelled(ids), *itertools.starmap(changes.void, copies)])
         logger.info("%s: %s", counted(len(ids) + len(copies), "tasks cancelled"), named(ids))
 
 
 def named(ids: Iterable[str]) -> str:
     """Return some ids for a line of a log, which names the first ones."""
     first = [*itertools.islice(ids, _NAMED + 1)]
-    return escape(", ".join([*first[:_NAMED], *("…" for _ in first[_NAMED:])]))
+    return escape(", ".join(first[:_NAMED] + ["…"] * (len(first) > _NAMED)))
 
 
 def pause(connection: kombu.Connection, queue: str, names: QueueNames, until: datetime | str | None = None) -> None:
@@ -285,16 +287,12 @@ def read_changes(connection: kombu.Connection) -> Iterator[bytes]:
 
 
 def write_changes(connection: kombu.Connection, messages: Iterable[bytes], seconds: float | None = None) -> None:
-    """Add to the stream of changes. Raises as `cancel`.
+    """Add to the stream of changes, which has no leader just after its creation, or the loss of a node. As `cancel`.
 
-    With a limit in seconds it waits neither for a leader nor for the end of an alarm: `TimeoutError`. RabbitMQ has the
-    messages then, in the buffers of its socket, and takes them when the alarm ends.
+    With a limit in seconds it does not wait for the end of an alarm: `TimeoutError`. RabbitMQ has the messages then, in
+    the buffers of its socket, and takes them when the alarm ends.
     """
     options: Options = connection.transport.delay_options
     streams.require_schedule(options)
-    stream, bodies = streams.changes_of(options), list(messages)
-    write = partial(connection.connection.interceptor.write, stream, bodies, seconds)
-    if seconds is None:
-        until_there_is_a_leader(write)
-    else:
-        write()
+    write = partial(connection.connection.interceptor.write, streams.changes_of(options), list(messages), seconds)
+    again(write, (StreamUnavailable, NotStored), PATIENCE)

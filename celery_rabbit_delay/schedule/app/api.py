@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import datetime, timezone
+from functools import partial
 from typing import Any
 from uuid import UUID
 
@@ -66,7 +67,9 @@ def cancel(app: Celery, *ids: str | UUID) -> None:
 
     Raises `CascadeMissing` with `declare="passive"`, `NotPermitted`; `UnsupportedConfiguration` without `install`.
     """
-    _change(app, ids, schedule.cancel)
+    texts = [*map(_text_of, ids)]
+    if texts:
+        _write(app, partial(schedule.cancel, ids=texts))
 
 
 def restore(app: Celery, *ids: str | UUID) -> None:
@@ -74,14 +77,9 @@ def restore(app: Celery, *ids: str | UUID) -> None:
 
     What a worker has discarded meanwhile is gone. A stamp stays cancelled. Returns and raises as `cancel`.
     """
-    _change(app, ids, schedule.restore)
-
-
-def _change(app: Celery, ids: Iterable[str | UUID], write: Callable[..., object]) -> None:
-    texts = [_text_of(id_) for id_ in ids]
-
+    texts = [*map(_text_of, ids)]
     if texts:
-        _write(app, lambda connection: write(connection, texts))
+        _write(app, partial(schedule.restore, ids=texts))
 
 
 def reschedule(
@@ -145,28 +143,22 @@ def _publish_retry(app: Celery) -> dict[str, Any]:
     return dict(app.conf.task_publish_retry_policy or {}) if app.conf.task_publish_retry else {"max_retries": 0}
 
 
-def _with_connection(app: Celery, work: Callable[[kombu.Connection], None]) -> None:
-    """Call `work` with a connection of an app's pool; retry after a lost connection as `task_publish_retry` says."""
+def _write(app: Celery, write: Callable[[kombu.Connection], object]) -> None:
+    """Call `write` with a connection of an app's pool; after a lost connection again as `task_publish_retry` says.
+
+    Raises `UnsupportedConfiguration`.
+    """
     retry = _publish_retry(app)
     with app.producer_or_acquire() as producer:
         client = producer.connection
+        _check(client)
         ensure_connection(client, retry=retry)
 
         def attempt() -> None:
             client.default_channel  # noqa: B018  connects: a pool may contain closed connections
-            work(client)
+            write(client)
 
         client.ensure(producer, attempt, **retry)()
-
-
-def _write(app: Celery, write: Callable[[kombu.Connection], object]) -> None:
-    """Call `write` with a connection, again as publishing is tried again. Raises `UnsupportedConfiguration`."""
-
-    def checked(connection: kombu.Connection) -> None:
-        _check(connection)
-        write(connection)
-
-    _with_connection(app, checked)
 
 
 @contextmanager

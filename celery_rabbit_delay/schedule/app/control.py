@@ -6,7 +6,6 @@ import logging
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from functools import partial
 from typing import Any
 
 from amqp.exceptions import AMQPError
@@ -23,7 +22,6 @@ from ...delay.core.errors import DelayError
 from ...delay.core.options import DRIVER_TYPE
 from ...delay.core.topology import Stream
 from ..amqp.making import make_streams
-from ..amqp.stream_writer import until_there_is_a_leader
 from ..amqp.tasks import write_changes
 from ..core import changes, streams
 from ..core.changes import KEPT, Changes
@@ -74,7 +72,7 @@ def keep(app: Celery, command: str, arguments: Mapping[str, Any]) -> None:
                 if producer.connection.transport.driver_type == DRIVER_TYPE:
                     producer.connection.default_channel  # noqa: B018  connects: a pool may contain closed connections
                     # An alarm may go on: its end is not waited for.
-                    until_there_is_a_leader(partial(write_changes, producer.connection, messages, STORING))
+                    write_changes(producer.connection, messages, STORING)
     except SoftTimeLimitExceeded:
         raise
     except Exception as exc:

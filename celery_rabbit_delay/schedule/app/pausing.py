@@ -7,7 +7,6 @@ from typing import Any
 
 import kombu
 from amqp.exceptions import ChannelError, RecoverableConnectionError
-from kombu.pidbox import Node
 
 from ...delay.app.consumers import DelayedConsumer
 from ...operate.queue_names import may_pause
@@ -55,17 +54,6 @@ class PausingConsumer(DelayedConsumer):
             kombu.Consumer.consume(self)
         if new or over:
             self.channel.connection.read_soon()  # what came with the answers, as after the first basic.consume
-
-
-class PausingNode(Node):  # type: ignore[misc]
-    """A worker's mailbox, which shows paused queues."""
-
-    def handle_call(self, method: str, arguments: Any) -> Any:
-        answer = super().handle_call(method, arguments)
-        if method == "active_queues":
-            paused = getattr(self.state.consumer.task_consumer, "paused", {}).values()
-            answer += [{**queue.as_dict(recurse=True), "paused": True} for queue in paused]
-        return answer
 
 
 def follow_pauses(consumer: Any) -> None:

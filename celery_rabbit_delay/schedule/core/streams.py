@@ -86,6 +86,7 @@ def journal_for(cascade: Cascade, delay: float) -> Stream:
     return _all_journals(cascade)[bisect_left(_SECONDS, delay)]
 
 
+@lru_cache(maxsize=16)
 def changes(cascade: Cascade, max_delay: float = YEAR) -> Stream:
     """Return the stream of changes, which it keeps as long as a message may wait: a year, or ten.
 
