@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import sys
 import time
 from typing import Any
@@ -61,14 +60,6 @@ def stubborn(self: Task, times: int, countdown: float, name: str = "stubborn") -
 def slow(self: Task, seconds: float, name: Any) -> None:
     note.run.__func__(self, name)
     time.sleep(seconds)
-
-
-@app.task(bind=True, acks_late=True, reject_on_worker_lost=True)
-def dies_once(self: Task) -> None:
-    """Kill the process once, and run when the broker delivers the task again."""
-    note.run.__func__(self, "dies once")
-    if not self.request.delivery_info["redelivered"]:
-        os.kill(os.getpid(), signal.SIGKILL)
 
 
 @app.task(bind=True, acks_late=True)

@@ -365,7 +365,7 @@ def is_no_wider_than(chrome: Any, width: int) -> bool:
     return bool(chrome.execute_script("return document.documentElement.scrollWidth <= arguments[0]", width))
 
 
-def picture(chrome: Any, site: Site, width: int, height: int, scheme: str, path: str = "/", rows: int = 4) -> bytes:
+def picture(chrome: Any, site: Site, width: int, height: int, scheme: str, path: str = "/") -> bytes:
     chrome.execute_cdp_cmd(
         "Emulation.setDeviceMetricsOverride",
         {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600},
@@ -373,7 +373,7 @@ def picture(chrome: Any, site: Site, width: int, height: int, scheme: str, path:
     media = [{"name": "prefers-color-scheme", "value": scheme}]
     chrome.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": media})
     chrome.get(site.url + path)
-    wait_until(lambda: amount(chrome, "#rows tbody tr, .levels .level") >= rows, "there is something to see")
+    wait_until(lambda: amount(chrome, "#rows tbody tr, .levels .level") >= 4, "there is something to see")
     name = "rabbitmq.shop.example:5672/shop celery-rabbit-delay.v3.125ms"
     chrome.execute_script("document.querySelector('.brand small').textContent = arguments[0]", name)
     taken: bytes = chrome.get_screenshot_as_png()

@@ -44,15 +44,6 @@ def test_delayed_tasks_and_retries_run(make_shop: MakeShop, arguments: str, conf
     assert_nothing_went_wrong(shop)
 
 
-def test_a_delayed_task_whose_worker_process_is_killed_runs_again(make_shop: MakeShop) -> None:
-    shop = make_shop()
-    shop.worker()
-    shop.send("dies_once", countdown=0.3)
-    first, again = shop.wait_for(2, "dies once")
-    assert again["delivery_info"] == first["delivery_info"] | {"redelivered": True}
-    assert again["headers"] == first["headers"]
-
-
 def test_a_delayed_task_whose_worker_is_killed_runs_again(make_shop: MakeShop) -> None:
     shop = make_shop(queues="quorum")
     worker = shop.worker()

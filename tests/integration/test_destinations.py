@@ -10,7 +10,7 @@ import pytest
 
 from celery_rabbit_delay import DestinationNotFound, InvalidDestination
 from celery_rabbit_delay.delay.amqp.routes import OFTEN
-from tests.kit.broker import Vhost, publish, take
+from tests.kit.broker import Vhost, lead, publish, take
 from tests.kit.frames import routing_keys
 from tests.kit.wait import wait_until
 
@@ -60,8 +60,10 @@ def assert_same_with_and_without_delay(
         sent = {"exchange": exchange, "routing_key": routing_key, **more}
         producer.publish({"n": 1}, headers=headers, **sent)
         direct = seen(connection, queues, copies)
+        if not exchange:  # another process has made the outbox
+            lead(connection, routing_key, [0.25])
         with routing_keys() as keys:
-            for delay in (DELAY, *[ROUND] * (OFTEN + 1)):  # through levels, and straight into an outbox once it exists
+            for delay in (DELAY, *[ROUND] * (OFTEN + 1 if exchange else 1)):  # through levels, and then past them
                 producer.publish({"n": 1}, headers={**(headers or {}), **delay}, **sent)
                 assert seen(connection, queues, copies) == direct
         assert keys[0].startswith("@.^")
@@ -125,33 +127,6 @@ def test_a_headers_exchange_routes_as_without_a_delay(vhost: Vhost) -> None:
     declare(vhost, "matching", "headers", {"eu": [eu], "new": [new], "other": [{"x-match": "all", "region": "us"}]})
     headers = {"region": "eu", "kind": "new"}
     assert_same_with_and_without_delay(vhost, ["eu", "new", "other"], "matching", "", copies=2, headers=headers)
-
-
-def test_exchanges_with_the_same_routing_key_do_not_mix(vhost: Vhost) -> None:
-    for exchange, queue in (("x1", "q1"), ("x2", "q2")):
-        declare(vhost, exchange, "direct", {queue: ["same"]})
-    with vhost.connection() as connection:
-        for exchange in ("x1", "x2"):
-            connection.Producer().publish(exchange, exchange=exchange, routing_key="same", headers=DELAY)
-        got = seen(connection, ["q1", "q2"], 2)
-    assert [payload for *_, payload in got["q1"]] == ["x1"]
-    assert [payload for *_, payload in got["q2"]] == ["x2"]
-
-
-def test_a_queue_bound_to_several_exchanges_gets_one_copy_of_each_message(vhost: Vhost) -> None:
-    declare(vhost, "x1", "direct", {"q": ["k"]})
-    declare(vhost, "x2", "topic", {"q": ["k", "#"]})
-    assert_same_with_and_without_delay(vhost, ["q"], "x1", "k", copies=1)
-    assert_same_with_and_without_delay(vhost, ["q"], "x2", "k", copies=1)
-    assert_same_with_and_without_delay(vhost, ["q"], "", "q", copies=1)
-
-
-def test_an_exchange_passes_messages_to_a_bound_exchange(vhost: Vhost) -> None:
-    declare(vhost, "front", "topic", {"direct": ["order.*"]})
-    declare(vhost, "back", "direct", {"behind": ["order.new"]})
-    with vhost.plain() as connection:
-        connection.default_channel.exchange_bind("back", "front", "#")
-    assert_same_with_and_without_delay(vhost, ["direct", "behind"], "front", "order.new", copies=2)
 
 
 def test_a_message_that_was_dead_lettered_before_arrives(vhost: Vhost) -> None:

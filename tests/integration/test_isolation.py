@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import uuid
-from contextlib import suppress
 from typing import Any
 
 import kombu
@@ -13,8 +12,7 @@ from amqp.exceptions import NotFound
 
 from celery_rabbit_delay import InvalidDestination, MessageRefused
 from tests.kit.abilities import Ability
-from tests.kit.broker import QUICK, REFUSING, Vhost, lead, take
-from tests.kit.proxy import proxy
+from tests.kit.broker import REFUSING, Vhost, lead, take
 from tests.kit.wait import wait_until
 
 pytestmark = pytest.mark.shared_vhost
@@ -175,26 +173,3 @@ def test_what_amqp_cannot_carry_is_an_error_and_the_connection_stays_usable(
                 producer.publish("x", **{"routing_key": "q", "headers": SOON, **wrong})
             producer.publish("y", routing_key="q", headers=SOON)
         assert len(take(connection, "q", 5)) == 5
-
-
-def test_a_silent_broker_raises_a_timeout(vhost: Vhost) -> None:
-    vhost.declare("q")
-    with proxy(vhost.broker.node.port) as between:
-        options = {"rabbit_delay": QUICK | {"confirm_timeout": 1}}
-        with kombu.Connection(between.url(vhost.url()), transport_options=options) as connection:
-            connection.default_channel  # noqa: B018  opened as without a delay
-            channels = len(connection.connection.channels)
-            between.flowing.clear()
-            with pytest.raises(TimeoutError, match="has not answered in time"):
-                connection.Producer().publish("y", routing_key="q", headers=SOON)
-            between.flowing.set()
-
-            def published() -> bool:  # it may take longer than a second here too
-                with suppress(TimeoutError):
-                    connection.Producer().publish("z", routing_key="q", headers=SOON)
-                    return True
-                return False
-
-            wait_until(published, "the same connection publishes again")
-            assert {message.payload for message in take(connection, "q", 1)} <= {"y", "z"}
-            assert len(connection.connection.channels) <= channels + 1, "no channel is leaked"
