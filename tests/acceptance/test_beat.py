@@ -117,6 +117,7 @@ def test_what_was_missed_while_nobody_was_at_work_is_made_up_for_once(
 
 
 @pytest.mark.quiet
+@pytest.mark.more
 def test_a_suspended_process_sends_nothing_when_it_wakes_up_and_another_was_active(
     make_shop: MakeShop, start_beat: StartBeat
 ) -> None:

@@ -66,7 +66,7 @@ def test_a_web_process_and_a_worker_can_do_all_they_do_with_what_the_operators_p
     web.send("note", "delayed", countdown=0.73)
     web.send("note", "round", countdown=5)
     web.send("stubborn", 1, 0.5)
-    by_revoke, by_cancel = (web.send("note", "never", countdown=20) for _ in range(2))
+    by_revoke, by_cancel = (web.send("note", "never", countdown=15) for _ in range(2))
     web.app.control.revoke(by_revoke)
     celery_rabbit_delay.cancel(web.app, by_cancel)
     for name in ("undelayed", "delayed", "round"):

@@ -84,22 +84,20 @@ def test_by_default_a_worker_and_a_publisher_open_one_connection_more_than_plain
     def opened(shop: Shop) -> int:
         return shop.vhost.broker.node.ctl("list_connections", "vhost").splitlines().count(shop.vhost.name)
 
-    def counts(options: dict[str, Any] | None, name: str, countdown: float | None) -> tuple[int, int]:
-        """Return how many connections a publisher that has sent a task has, and how many a worker adds."""
+    def added(options: dict[str, Any] | None, name: str, countdown: float | None, publisher: int) -> int:
+        """Return how many connections a worker adds to those of a publisher that has sent a task."""
         shop = make_shop(options)
         shop.send("note", name, countdown=countdown)
-        publisher = opened(shop)
+        wait_until(lambda: opened(shop) == publisher, "all others are closed")
         worker = shop.worker(name=name)
         shop.wait_for(1, name)
         both = opened(shop)
         worker.stop()
         shop.app.close()
         kombu.pools.reset()
-        wait_until(lambda: not opened(shop), "all are closed")
-        return publisher, both - publisher
+        return both - publisher
 
-    plain, ours = counts(None, "plain", None), counts({**QUICK, "schedule": False}, "ours", 0.5)
-    assert ours == (plain[0] + 1, plain[1] + 1)
+    assert added({**QUICK, "schedule": False}, "ours", 0.5, 2) == added(None, "plain", None, 1) + 1
 
 
 class Streamless(Node):

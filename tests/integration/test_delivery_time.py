@@ -144,7 +144,7 @@ def test_a_message_is_cancelled_moved_and_listed_like_any_other(held: Vhost, mak
 
     app = make_app(options=OPTIONS | {"journal": 0})
     held.declare("celery")
-    kept, cancelled, moved = (app.send_task("t", (n,), countdown=countdown) for n, countdown in enumerate((20, 20, 90)))
+    kept, cancelled, moved = (app.send_task("t", (n,), countdown=countdown) for n, countdown in enumerate((15, 15, 90)))
     assert [one.id for one in scheduled(app)][-1] == moved.id
     cancel(app, cancelled.id)
     reschedule(app, moved.id, countdown=1)

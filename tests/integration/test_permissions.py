@@ -15,7 +15,7 @@ from celery_rabbit_delay.schedule.interceptor import known_to
 from tests.kit.abilities import Ability
 from tests.kit.broker import Vhost, as_another_process, publish
 from tests.kit.commands import documented_permissions as documented
-from tests.kit.commands import make_orphans, management, run
+from tests.kit.commands import make_orphans, run
 from tests.kit.recorded import wait_to_learn
 from tests.kit.wait import wait_until
 
@@ -66,7 +66,7 @@ def test_an_operator_needs_no_more_than_its_row(vhost: Vhost) -> None:
         for id_ in ("a", "b"):
             publish(connection, 60, correlation_id=id_)
     assert run(url, "cancel", "a", "b").code == 0
-    done = run(url, "teardown", "--yes", *management(vhost))
+    done = run(url, "teardown", "--yes")
     assert done.code == 0, done.text
     wait_until(lambda: "celery-rabbit-delay.v3.10ms.ingest" not in vhost.names("exchanges"), "the cascade is gone")
 

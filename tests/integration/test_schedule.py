@@ -321,8 +321,8 @@ def test_a_message_is_moved_earlier_and_later_with_all_that_it_has(vhost: Vhost)
     mine = {"mine": [1, {"a": None}]}
     with vhost.connection(**RECORDED) as connection:
         publish(connection, 115, headers=mine, correlation_id="early", priority=9, message_id="m")
-        publish(connection, 20, correlation_id="late")
-        later = datetime.now(timezone.utc) + timedelta(seconds=24)
+        publish(connection, 15, correlation_id="late")
+        later = datetime.now(timezone.utc) + timedelta(seconds=18)
         reschedule_.reschedule(connection, "late", later)
         reschedule_.reschedule(connection, "early", datetime.now(timezone.utc) + timedelta(seconds=0.5))
         assert ids(vhost)[-1] == "late"
@@ -426,12 +426,12 @@ def test_what_waits_in_a_cascade_of_another_tick_is_listed_moved_and_cancelled(v
     vhost.declare("q")
     with vhost.connection(**RECORDED, tick=0.02) as before:
         for id_ in ("a", "b", "c"):
-            publish(before, 20, correlation_id=id_)
+            publish(before, 15, correlation_id=id_)
     with vhost.connection() as connection:
         assert sorted(ids(vhost)) == ["a", "b", "c"]
         now = datetime.now(timezone.utc)
         schedule_.cancel(connection, ["b"])
-        reschedule_.reschedule(connection, "c", now + timedelta(seconds=25))
+        reschedule_.reschedule(connection, "c", now + timedelta(seconds=18))
         reschedule_.reschedule(connection, "a", now)
         assert ids(vhost) == ["c"]
         found = [take(connection, "q", 1)[0] for _ in range(2)]  # the second one comes after the three that are void
