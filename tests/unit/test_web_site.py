@@ -398,27 +398,6 @@ def test_a_periodic_entry_is_added_and_changed_in_a_form(asked: tuple[Any, list[
 
 
 @pytest.mark.parametrize(
-    ("words", "found"),
-    [
-        ("T every", []),
-        ('"Daily mail"', ["Daily mail"]),
-        ("T post", ["Daily mail"]),
-        ("ä", ["Daily mail"]),
-    ],
-)
-def test_periodic_entries_are_searched_as_messages_are(
-    asked: tuple[Any, list[Any]], monkeypatch: pytest.MonkeyPatch, words: str, found: list[str]
-) -> None:
-    definition = {"args": ["ä"], "kwargs": {}, "options": {"queue": "post"}}
-    entries = [REPORT._replace(entry="Daily mail", definition=definition)]
-    entries.append(REPORT._replace(entry="invoice t", definition=None))
-    monkeypatch.setattr(Operations, "beat", lambda _: BeatStatus("host:1", entries))
-    monkeypatch.setattr(Operations, "status", lambda _: away())
-    page = text(asked[0].get("/health", query_string={"entry": words}))
-    assert [name for name in ("Daily mail", "invoice t") if f"<td>{name}</td>" in page] == found
-
-
-@pytest.mark.parametrize(
     ("typed", "says"),
     [
         ({"args": '{"a": 1}'}, "cannot read positional arguments: use JSON such as [1, 2]"),
