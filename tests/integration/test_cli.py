@@ -354,7 +354,7 @@ def test_each_command_tells_a_user_without_permissions_so(vhost: Vhost, exists: 
         with vhost.connection(journal=0) as connection:
             connection.Producer().publish("x", routing_key="q", headers={"x-delay": 100_000}, correlation_id="a")
     user = vhost.url("amqp", vhost.user(configure="^$", write="^$", read="^$"))
-    visible = ["plan", "verify", "status", "orphans list --any-queue"] + ["metrics"] * (not exists)
+    visible = ["plan", "verify", "status", "orphans list --any-queue", "orphans replay"] + ["metrics"] * (not exists)
     visible = [] if vhost.broker.has(Ability.HIDES_WHAT_ONE_MAY_NOT_USE) else visible
     for command in COMMANDS:
         if command not in ("export", "status --watch", *visible):
