@@ -25,7 +25,7 @@ from .delay.amqp.transport import uses_quorum_queues
 from .delay.app.apps import GIVEN, SWITCH, is_installed, is_switched_off
 from .delay.app.consumers import DelayedConsumer
 from .delay.app.signals import connect
-from .delay.app.worker import FollowPool, LimitLoop, Report
+from .delay.app.worker import FollowPool, LimitLoop
 from .delay.core.errors import InvalidOption, UnsupportedConfiguration
 from .delay.core.options import OPTIONS, Options, options_with
 
@@ -73,7 +73,7 @@ def install(app: Celery, **options: Any) -> None:
         _say_there_is_no_broker(app)
     connect()
     worker_init.connect(_plug_in, weak=False)
-    app.steps["consumer"].update([LimitLoop, Report, FollowPool])
+    app.steps["consumer"].update([LimitLoop, FollowPool])
     app.amqp_cls = partial(_make_amqp, base=make, **{GIVEN: options})  # picklable, as the app is
     app.control_cls = partial(_make_control, base=app.control_cls)
     if "control" in app.__dict__:

@@ -22,7 +22,7 @@ from ..delay.amqp.confirms import ConfirmedChannel
 from ..delay.amqp.connecting import PerClient
 from ..delay.amqp.interceptor import Interceptor
 from ..delay.amqp.publisher import DelayedPublisher
-from ..delay.core.errors import DelayError
+from ..delay.core.errors import DelayError, NotPermitted
 from ..delay.core.headers import State, message_id
 from ..delay.core.options import Options
 from ..delay.core.plan import Plan
@@ -42,7 +42,8 @@ logger = logging.getLogger(__name__)
 
 #: The most seconds until a message makes the connection try again to read a stream that has failed: at first it is
 #: tried soon, and then the less often the longer it fails. When a node of a cluster goes or comes, RabbitMQ restarts
-#: the replicas of streams, and refuses to send them meanwhile.
+#: the replicas of streams, and refuses to send them meanwhile. It logs each try of a user without the permission, which
+#: comes 30 times as seldom.
 AGAIN = 10
 
 #: What says that a task is cancelled must not wait until a busy consumer acknowledges what came before it, for the task
@@ -290,7 +291,8 @@ class Following:
                 self._follower.forget(stream)
                 now = time.monotonic()
                 failing = now - self.failing.setdefault(stream.name, began)
-                self.until[stream.name] = now + min(AGAIN, max(0.5, now - began, failing / 5))
+                pause = min(AGAIN, max(0.5, now - began, failing / 5))
+                self.until[stream.name] = now + (30 * AGAIN if isinstance(exc, NotPermitted) else pause)
                 if isinstance(exc, OperationalError):  # the consumer has its connection, and goes on
                     raise StreamUnavailable(f"the stream {stream.name!r} cannot be read: {exc}") from exc
                 raise

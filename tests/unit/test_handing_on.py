@@ -13,10 +13,10 @@ from amqp import Message
 from amqp.exceptions import RecoverableConnectionError
 from celery.worker import state as worker_state
 
-from celery_rabbit_delay import InvalidDelay, InvalidDestination, MessageRefused, NotPermitted, Options
+from celery_rabbit_delay import InvalidDelay, InvalidDestination, MessageRefused, Options
 from celery_rabbit_delay.delay.amqp.interceptor import Interceptor
-from celery_rabbit_delay.delay.app.handing_on import PAUSE, HandingOn, came_early, due_of, has_waited
-from celery_rabbit_delay.delay.core.headers import HEADER, State
+from celery_rabbit_delay.delay.amqp.transport import PAUSE
+from celery_rabbit_delay.delay.app.handing_on import HandingOn, due_of, has_waited
 
 DUE = datetime(2030, 7, 1, 12, tzinfo=timezone.utc)
 SOON = datetime.now(timezone.utc) + timedelta(hours=1)
@@ -75,30 +75,6 @@ def test_a_task_that_came_out_of_the_cascade_is_not_sent_round_again_by_a_worker
     assert has_waited(message({}, delayed_until=delayed_until), DUE) is waited
 
 
-ETA = {"task": "t", "eta": DUE.isoformat()}
-
-
-@pytest.mark.parametrize(
-    ("headers", "seconds", "early"),
-    [
-        ({}, -1, False),
-        ({}, 0, False),
-        ({}, 0.001, True),
-        (ETA, 0.001, False),  # Celery holds it, if it is not due by the clock of this host
-        (ETA, 5, False),
-        (ETA, 5.001, True),
-        ({"task": "t", "eta": (DUE - timedelta(hours=1)).isoformat()}, 1, True),  # it also has an x-delay
-    ],
-)
-def test_a_message_that_came_before_its_delivery_time_is_noticed_by_what_nobody_else_would_hold(
-    headers: dict[str, Any], seconds: float, early: bool
-) -> None:
-    given, now = message(headers), DUE - timedelta(seconds=seconds)
-    assert came_early(given, due_of(given), now) is None, "it has passed levels, or comes from elsewhere"
-    given.held = State("root", "", "q", DUE)
-    assert (came_early(given, due_of(given), now) is not None) is early
-
-
 class Worker:
     """A worker's consumer, with what sends on its connection."""
 
@@ -123,11 +99,10 @@ class Worker:
             raise self.fails
         self.sent.append(plan)
 
-    def offer(self, id_: str, queue: str = "q", due: datetime = SOON, held: Any = None, **properties: Any) -> bool:
-        eta = {} if held else {"eta": due.isoformat()}
+    def offer(self, id_: str, queue: str = "q", due: datetime = SOON, **properties: Any) -> bool:
         info = {"exchange": "", "routing_key": queue, "consumer_tag": f"tag of {queue}"}
-        one = message({"task": "t", "id": id_, **eta}, {})
-        one.held, one.properties, one.delivery_info = held, properties, info
+        one = message({"task": "t", "id": id_, "eta": due.isoformat()}, {})
+        one.properties, one.delivery_info = properties, info
         one.amqp_message, one.ack = Message(b""), partial(self.acknowledged.append, id_)
         return self.handing_on.offer(one)
 
@@ -176,15 +151,6 @@ def test_a_worker_whose_broker_does_not_answer_holds_tasks_for_a_moment(
     now += 0.2
     assert worker.offer("3")
     assert worker.acknowledged == ["3"]
-
-
-def test_a_message_that_came_before_its_delivery_time_is_kept_by_nobody_else() -> None:
-    worker, held = Worker(), State(Options().cascade.root, "orders", "new", SOON, 7)
-    assert worker.offer("1", held=held)
-    assert (worker.sent[0].came_early, worker.sent[0].headers[HEADER]["n"], worker.acknowledged) == (True, 7, ["1"])
-    worker.fails = NotPermitted("it may not")
-    assert worker.offer("2", held=held), "Celery would run it now: it comes again when the connection is closed"
-    assert worker.acknowledged == ["1"]
 
 
 def test_a_consumer_that_has_ended_takes_what_still_comes_and_acknowledges_nothing() -> None:

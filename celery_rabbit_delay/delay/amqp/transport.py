@@ -10,11 +10,11 @@ import logging
 import os
 import time
 from collections.abc import Callable
-from datetime import datetime, timezone
+from datetime import datetime, timedelta, timezone
 from functools import cached_property, partial
 from typing import Any
 
-from amqp.exceptions import InternalError, PreconditionFailed, RecoverableConnectionError
+from amqp.exceptions import AMQPError, InternalError, PreconditionFailed, RecoverableConnectionError
 from kombu.transport import pyamqp
 
 from ..core import headers as headers_
@@ -36,6 +36,10 @@ logger = logging.getLogger(__name__)
 #: The exchange type of the delayed-message-exchange plug-in, and the argument with the underlying type.
 PLUG_IN_TYPE, PLUG_IN_ARGUMENT = "x-delayed-message", "x-delayed-type"
 
+#: Seconds that a consumer waits for the broker's answer to a message that it sends back or hands on, and for which it
+#: sends none after it had none; seconds by which the clocks of two hosts may differ.
+PATIENCE, PAUSE, CLOCKS_DIFFER = 2.0, 10.0, 5
+
 
 #: Return whether the app of a `kombu.Connection` consumes from quorum queues. Its queues may change later.
 uses_quorum_queues: PerClient[Callable[[], bool]] = PerClient(lambda: lambda: False)
@@ -48,8 +52,6 @@ class DeliveredMessage(pyamqp.Message):  # type: ignore[misc]
     amqp_message: Any = None
     #: The due time of a message that comes out of the cascade.
     delayed_until: datetime | None = None
-    #: What the cascade's header says of a message that was to wait for a delivery time; None for others.
-    held: State | None = None
 
 
 def state_of(message: Any) -> State | None:
@@ -65,6 +67,7 @@ class Channel(pyamqp.Channel):  # type: ignore[misc]
     """Delays published messages that ask for a delay, and unwraps received ones."""
 
     Message = DeliveredMessage
+    _paused_until = 0.0  # nothing is sent back before; `time.monotonic`
 
     def basic_publish(self, msg: Any, exchange: str = "", routing_key: str = "", *args: Any, **kwargs: Any) -> Any:
         return self._publish(super().basic_publish, msg, exchange, routing_key, *args, **kwargs)
@@ -141,32 +144,37 @@ class Channel(pyamqp.Channel):  # type: ignore[misc]
         """Return whether a message is not passed on: it is acknowledged then, unless it is to come again."""
         if self.connection.client is None:  # Kombu is closing the connection: RabbitMQ delivers the message again
             return not no_ack and state_of(message) is not None
-        dropped = self.connection.interceptor.drops(message, state_of(message)) or (
-            not no_ack and self._hands_back(message)
-        )
-        if dropped and not no_ack:
-            self.basic_ack(message.delivery_tag)
-        return dropped
+        if self.connection.interceptor.drops(message, state_of(message)):
+            if not no_ack:
+                self.basic_ack(message.delivery_tag)
+            return True
+        return not no_ack and self._sends_back(message)
 
-    def _hands_back(self, message: Any) -> bool:
-        """Send back a message that a queue has not held until its delivery time, if possible; return whether it was.
+    def _sends_back(self, message: Any) -> bool:
+        """Send back a message that a queue has not held until its delivery time; return whether it is not passed on.
 
-        Raises what ends the connection: the message comes again then. A worker hands on by itself. What `take` gets,
-        without `auto_decode`, stays where it is.
+        What cannot be sent is neither passed on nor acknowledged: it comes again once the connection is closed. What
+        `take` gets, without `auto_decode`, stays where it is.
         """
         state = state_of(message)
         if state is None or headers_.X_DELIVERY_TIME not in message.headers or not self.auto_decode:
             return False
         connection, now = self.connection, Now(datetime.now(timezone.utc), time.monotonic_ns())
-        if state.due <= now.utc or connection.hands_on:
+        margin = CLOCKS_DIFFER if headers_.has_eta(message.headers, state.due) else 0  # Celery's worker holds it
+        if state.due <= now.utc + timedelta(seconds=margin):
             return False
+        if time.monotonic() < self._paused_until:
+            return True
         options, info, queue = connection.delay_options, message.delivery_info, message.taken_from
         received = unwrap(Delivery(info["exchange"], info["routing_key"], message.headers), state)
         try:
-            connection.sender.publish(plan.of_received(message, received, queue, state.due, now, options, state))
-        except DelayError as exc:
-            logger.warning("A message came from %r before it was due, and cannot wait: %s", queue, exc)
-            return False
+            planned = plan.of_received(message, received, queue, state.due, now, options, state)
+            connection.sender.publish(planned, PATIENCE)
+        except (DelayError, AMQPError, OSError) as exc:
+            self._paused_until = time.monotonic() + PAUSE
+            logger.warning("A message came from %r before it was due, and is kept from consumers: %s", queue, exc)
+            return True
+        self.basic_ack(message.delivery_tag)
         return True
 
     def message_to_python(self, raw_message: Any) -> Any:
@@ -179,7 +187,6 @@ class Channel(pyamqp.Channel):  # type: ignore[misc]
         message = super().message_to_python(raw_message)
         message.amqp_message = raw_message
         message.delayed_until = state.due if state else None
-        message.held = state if state and headers_.X_DELIVERY_TIME in received.headers else None
         return message
 
     def exchange_declare(self, exchange: str, type: str, passive: bool = False, *args: Any, **kwargs: Any) -> Any:  # noqa: A002
@@ -237,8 +244,6 @@ class UserConnection(LimitedConnection):
         #: Exchanges and routing keys that lasting queues were bound with on this connection.
         self.bound: set[tuple[str, str]] = set()
         self._senders: dict[int, Sender] = {}  # by the id of their process
-        #: Whether the consumer sends back what comes before it is due; see `HandingOn`.
-        self.hands_on = False
         #: Makes an event loop read what came with an answer: its data may show nowhere that there is more to read.
         self.read_soon: Callable[[], object] = lambda: None
 

@@ -45,8 +45,6 @@ class DelayedConsumer(kombu.Consumer):  # type: ignore[misc]
     @on_message.setter
     def on_message(self, keep: Callable[[Any], Any] | None) -> None:
         self.handing_on.keep = keep
-        if self.is_ours:
-            self.channel.connection.hands_on = True
 
     def _offer(self, keep: Callable[[Any], Any], message: DeliveredMessage) -> Any:
         return None if self.handing_on.offer(message) else keep(message)

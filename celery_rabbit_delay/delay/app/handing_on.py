@@ -19,11 +19,11 @@ from kombu.common import Broadcast
 
 from ... import upstream
 from ..amqp.confirms import NotStored
-from ..amqp.transport import DeliveredMessage, UserConnection
+from ..amqp.transport import PATIENCE, PAUSE, DeliveredMessage, UserConnection
 from ..core import plan
 from ..core.due import eta_in_utc
 from ..core.errors import DelayError, InvalidDelay, InvalidDestination, MessageRefused
-from ..core.headers import Delivery, State
+from ..core.headers import Delivery
 from ..core.plan import Now
 
 logger = logging.getLogger(__name__)
@@ -33,13 +33,6 @@ ABOUT_ONE = (InvalidDelay, InvalidDestination, MessageRefused)
 
 #: In ticks: a task that is due sooner stays in the worker, because the cascade would keep it about as long.
 MOMENT = 2
-
-#: Seconds from the first task that is handed on to the log entry about all since; seconds that a worker waits for the
-#: broker's answer to a task, and for which Celery holds tasks after the connection has failed.
-REPORT_INTERVAL, PATIENCE, PAUSE = 60.0, 2.0, 10.0
-
-#: Seconds by which the clocks of two hosts may differ.
-CLOCKS_DIFFER = 5
 
 
 class HandingOn:
@@ -58,20 +51,15 @@ class HandingOn:
         #: The consumer is cancelled: what still reaches it comes again after the connection is closed.
         self.is_over = False
         self._paused_until = 0.0
-        self._stored = 0
-        #: Calls a function after some seconds; None outside of a worker.
-        self.call_after: Callable[[float, Callable[[], None]], Any] | None = None
-        self._timer: Any = None  # of the next report
+        self._has_told = False
 
     def offer(self, message: DeliveredMessage) -> bool:
         """Take a message if it can be handed on; return whether it was taken."""
         options = self._consumer.channel.connection.delay_options
-        now, eta = datetime.now(timezone.utc), due_of(message)
-        early = came_early(message, eta, now)
-        due = early.due if early else eta
-        if due is None or (early is None and has_waited(message, due)):
+        due = due_of(message)
+        if due is None or has_waited(message, due):
             return False
-        if due <= now + timedelta(seconds=MOMENT * options.tick) or not self._may_send(message):
+        if due <= datetime.now(timezone.utc) + timedelta(seconds=MOMENT * options.tick) or not self._may_send(message):
             return False
         queue = self._queue_of(message)
         if queue is None or queue.no_ack or isinstance(queue, Broadcast):
@@ -81,31 +69,21 @@ class HandingOn:
         if (
             queue.name in self._refused
             or time.monotonic() < self._paused_until
-            or not self._publish(message, queue.name, due, early)
+            or not self._publish(message, queue.name, due)
         ):
-            return eta is None  # Celery would not hold it: it comes again when the connection is closed
+            return False
         message.ack()
-        self._stored += 1
-        if self._timer is None and self.call_after is not None:
-            self._timer = self.call_after(REPORT_INTERVAL, self.report)
+        self._tell_once(queue.name)
         return True
 
-    def _publish(self, message: DeliveredMessage, queue: str, due: datetime, early: State | None) -> bool:
+    def _publish(self, message: DeliveredMessage, queue: str, due: datetime) -> bool:
         """Send a copy of a task to the queue that it came from; return whether it is stored."""
         connection: UserConnection = self._consumer.channel.connection
         received = Delivery(message.delivery_info["exchange"], message.delivery_info["routing_key"], message.headers)
         now = Now(datetime.now(timezone.utc), time.monotonic_ns())
         try:
-            planned = plan.of_received(
-                message.amqp_message,
-                received,
-                queue,
-                due,
-                now,
-                connection.delay_options,
-                early,
-                connection.interceptor.ticket,
-            )
+            options, get_ticket = connection.delay_options, connection.interceptor.ticket
+            planned = plan.of_received(message.amqp_message, received, queue, due, now, options, get_ticket=get_ticket)
             connection.sender.publish(planned, PATIENCE)
         except (DelayError, AMQPError, OSError) as exc:
             self._warn(queue, exc)
@@ -117,16 +95,11 @@ class HandingOn:
     def finish(self) -> None:
         """Take no more."""
         self.is_over = True
-        self.report()
 
-    def report(self) -> None:
-        """Log how many tasks were handed on since the last report."""
-        timer, self._timer = self._timer, None
-        if timer is not None:
-            timer.cancel()
-        stored, self._stored = self._stored, 0
-        if stored:
-            logger.info("%d tasks came before they were due: they were handed on, and wait in RabbitMQ", stored)
+    def _tell_once(self, queue: str) -> None:
+        if not self._has_told:
+            logger.info("Tasks come from %r before they are due: they are handed on, and wait in RabbitMQ", queue)
+        self._has_told = True
 
     def _warn(self, queue: str, refusal: Exception) -> None:
         """Log why a task is not handed on, once per kind of reason, and stop handing on tasks of its queue.
@@ -186,16 +159,3 @@ def has_waited(message: DeliveredMessage, due: datetime) -> bool:
     Headers of the package alone do not prove that: a worker without it publishes a retry with those of the first try.
     """
     return message.delayed_until is not None and due - message.delayed_until < timedelta(seconds=1)
-
-
-def came_early(message: DeliveredMessage, eta: datetime | None, now: datetime) -> State | None:
-    """Return what the cascade's header says of a message that was to wait for a delivery time, and did not.
-
-    This may be while the nodes of a cluster are upgraded. The clocks of hosts may differ, too: so a task with just this
-    eta, which Celery holds, counts only if it is far too early. What has passed levels comes when it is due.
-    """
-    held = message.held
-    if held is None:
-        return None
-    is_safe = eta is not None and held.due - eta < timedelta(seconds=1)
-    return held if held.due > now + timedelta(seconds=CLOCKS_DIFFER if is_safe else 0) else None

@@ -78,16 +78,3 @@ class FollowPool(bootsteps.StartStopStep):  # type: ignore[misc]
         c.app.conf.worker_enable_prefetch_count_reduction = False
         c.qos = PoolQoS(c.task_consumer.set_prefetch_count, c.qos.value)
         c.qos.prev = c.task_consumer.fetches = c.qos.value  # Celery has just sent it
-
-
-class Report(bootsteps.StartStopStep):  # type: ignore[misc]
-    """Makes a worker log, once a minute at most, how many tasks it has handed on.
-
-    It needs no timer until then. With a timer that is not due for long, the event loop sleeps for up to ten seconds
-    instead of one, and notices only then that a worker in a thread is to stop.
-    """
-
-    requires = ("celery.worker.consumer.tasks:Tasks",)
-
-    def start(self, c: Any) -> None:
-        c.task_consumer.handing_on.call_after = c.timer.call_after

@@ -15,7 +15,7 @@ from datetime import datetime, timedelta, timezone
 from typing import Any, NamedTuple
 
 from .due import eta_in_utc, microseconds_until, parse_x_delay
-from .errors import InvalidDestination
+from .errors import InvalidDelay, InvalidDestination
 from .routing_key import is_reserved
 
 #: The package's header: {"prefix": str, "exchange": str, "routing_key": str, "due": int}, and optionally "n": int and
@@ -81,6 +81,14 @@ def delay_of(headers: Headers, now: datetime) -> int:
     if headers.get(X_DELAY) is not None:
         delays.append(parse_x_delay(headers[X_DELAY]))
     return max(delays)
+
+
+def has_eta(headers: Headers, due: datetime) -> bool:
+    """Return whether headers have an eta that is less than a second before a due time."""
+    try:
+        return "task" in headers and due - eta_in_utc(headers["eta"]) < timedelta(seconds=1)
+    except (KeyError, InvalidDelay):
+        return False
 
 
 def message_id(properties: Headers, headers: Headers) -> str:
