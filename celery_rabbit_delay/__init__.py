@@ -9,7 +9,7 @@ import Celery until `install` or `batch` is used.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from .delay.amqp import schemes as _schemes  # noqa: F401  registers them
+from .delay.amqp import broker_url as _broker_url  # noqa: F401  registers them
 from .delay.core.errors import (
     CascadeConflict,
     CascadeMissing,

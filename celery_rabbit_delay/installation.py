@@ -20,7 +20,7 @@ from celery.signals import after_setup_logger, worker_init
 from kombu.utils.imports import symbol_by_name
 
 from . import upstream
-from .delay.amqp.schemes import delay_transport, delay_url
+from .delay.amqp.broker_url import delay_transport, delay_url
 from .delay.amqp.transport import uses_quorum_queues
 from .delay.app.apps import GIVEN, SWITCH, is_installed, is_switched_off
 from .delay.app.consumers import DelayedConsumer

@@ -17,7 +17,7 @@ from amqp.exceptions import AccessRefused, AMQPError
 from kombu.exceptions import OperationalError
 
 from .. import operate
-from ..delay.amqp import schemes as schemes_
+from ..delay.amqp import broker_url as broker_url_
 from ..delay.amqp.destinations import destinations_of
 from ..delay.app.apps import advice, queues_of
 from ..delay.core.destination import Destination
@@ -181,7 +181,7 @@ def pass_target(command: Callable[Concatenate[Target, P], R]) -> Callable[P, R]:
 def connection_to(url: str, transport_options: dict[str, Any]) -> kombu.Connection:
     """Return a connection to a broker URL. An error for an unreadable URL shows no part of its password."""
     with _reading(url.split(";")):  # as Kombu does
-        connection = kombu.Connection(schemes_.delay_url(url), transport_options=transport_options)
+        connection = kombu.Connection(broker_url_.delay_url(url), transport_options=transport_options)
         connection.transport  # noqa: B018  reads the options
         return connection
 

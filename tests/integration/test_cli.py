@@ -394,7 +394,7 @@ def test_other_commands_of_celery_import_nothing_heavy() -> None:
     assert "celery_rabbit_delay.cli.plugin" in imported
     heavy = ("delay.amqp", "delay.app", "operate", "schedule", "periodic", "web")
     ours = {name.removeprefix("celery_rabbit_delay.") for name in imported if name.startswith("celery_rabbit_delay.")}
-    light = {"delay.amqp", "delay.amqp.schemes", "delay.app", "delay.app.signals"}
+    light = {"delay.amqp", "delay.amqp.broker_url", "delay.app", "delay.app.signals"}
     assert {name for name in ours if name.startswith(heavy)} == light
     assert "kombu.transport.pyamqp" not in imported
 

@@ -23,7 +23,7 @@ LONG_DELAY = {"x-delay": 20_000}  # what still waits when the next is published
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Publish what is refused only once: an empty level that is called full takes the first message of a channel."""
-    monkeypatch.setattr(publisher, "PATIENCE", 0)
+    monkeypatch.setattr(publisher, "RETRIED_FOR", 0)
 
 
 def fill(vhost: Vhost, pattern: str = r"\.delay\.") -> None:

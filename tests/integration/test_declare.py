@@ -137,7 +137,7 @@ def test_a_queue_whose_leader_is_not_up_yet_is_waited_for(monkeypatch: pytest.Mo
             answer(confirm, refusal)
 
         monkeypatch.setattr(Confirm, "answer", note)
-        monkeypatch.setattr(publisher, "PATIENCE", 60)
+        monkeypatch.setattr(publisher, "RETRIED_FOR", 60)
         vhost.publish_one(confirm_timeout=None)  # `eval` takes its time on a busy machine
         assert refusals
         assert len(vhost.take("q", 2)) == 2

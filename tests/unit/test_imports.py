@@ -21,7 +21,7 @@ def imported_by(code: str) -> set[str]:
 @pytest.mark.parametrize("code", ["import celery_rabbit_delay", KOMBU, "import celery_rabbit_delay.operate"])
 def test_without_celery_none_of_it_is_imported(code: str) -> None:
     found = imported_by(code)
-    assert "celery_rabbit_delay.delay.amqp.schemes" in found
+    assert "celery_rabbit_delay.delay.amqp.broker_url" in found
     assert not {name for name in found if name.split(".")[0] in ("celery", "click")}
 
 

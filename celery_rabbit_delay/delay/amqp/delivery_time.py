@@ -27,7 +27,7 @@ _MS = 1_000_000
 MARGINS, BEHIND = (10, 40, 160, 640), 2_000
 
 #: Seconds to wait for messages that are due.
-_PATIENCE = 2
+_PROBED_FOR = 2
 
 #: Nanoseconds after which a "no" is asked again, and the clock: two that run freely differ by some milliseconds then.
 _AGAIN, _VALID = 60 * 1_000_000_000, 600 * 1_000_000_000
@@ -83,10 +83,10 @@ def ask(channel: ConfirmedChannel, cascade: Cascade, is_proved: bool) -> BrokerC
         headers = {"CC": [reply], **({X_DELIVERY_TIME: now + delay} if delay else {})}
         probe = Message(str(delay), delivery_mode=2, application_headers=headers)
         channel.send(Outgoing(probe, cascade.outbox_ingest, PROBE))
-    if connection.wait_until(lambda: 0 in arrived, _PATIENCE):
+    if connection.wait_until(lambda: 0 in arrived, _PROBED_FOR):
         passed = arrived[: arrived.index(0)]
         held = min(set(MARGINS).difference(passed), default=None)
-        is_due = held and (is_proved or connection.wait_until(lambda: held in arrived, _PATIENCE))
+        is_due = held and (is_proved or connection.wait_until(lambda: held in arrived, _PROBED_FOR))
         if held and is_due and -BEHIND in passed:
             clock = clock._replace(ahead=(now + held) * _MS - clock.asked)
     asking.basic_cancel(tag, nowait=True)  # and RabbitMQ deletes the queue

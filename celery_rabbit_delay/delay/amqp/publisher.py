@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 #: Seconds for which a refused message is published again. RabbitMQ refuses at once what comes before the leader of a
 #: queue is up (rabbit_fifo_client, `enqueue`): another process may just be creating the queue, or its node may have
 #: started just now.
-PATIENCE = 3
+RETRIED_FOR = 3
 
 #: How often a message is sent again because a part of the cascade was missing, before that is an error.
 REPAIRS = 2
@@ -101,7 +101,7 @@ class DelayedPublisher:
                     self.interceptor.stored(self, [(plan, outgoing.message)])
                 return
             except NotStored:
-                tries = tries or Patience(PATIENCE)
+                tries = tries or Patience(RETRIED_FOR)
                 goes_on = tries.pause()
                 self.connection.read_all()  # the answers to records
                 # A queue may seem full to a channel after it has room again (rabbit_fifo_client, `reject_publish`).

@@ -25,10 +25,10 @@ from ..core.headers import Delivery, State, read_state, unwrap, without_native_d
 from ..core.options import DRIVER_TYPE, OPTIONS, Options
 from ..core.plan import Now
 from . import batch
+from .broker_url import tls_of
 from .connecting import PerClient
 from .interceptor import Interceptor
 from .limited import CLOSING, LimitedConnection
-from .schemes import tls_of
 from .sender import Sender
 
 logger = logging.getLogger(__name__)
@@ -38,7 +38,7 @@ PLUG_IN_TYPE, PLUG_IN_ARGUMENT = "x-delayed-message", "x-delayed-type"
 
 #: Seconds that a consumer waits for the broker's answer to a message that it sends back or hands on, and for which it
 #: sends none after it had none; seconds by which the clocks of two hosts may differ.
-PATIENCE, PAUSE, CLOCKS_DIFFER = 2.0, 10.0, 5
+ANSWER_WITHIN, PAUSE, CLOCKS_DIFFER = 2.0, 10.0, 5
 
 
 #: Return whether the app of a `kombu.Connection` consumes from quorum queues. Its queues may change later.
@@ -169,7 +169,7 @@ class Channel(pyamqp.Channel):  # type: ignore[misc]
         received = unwrap(Delivery(info["exchange"], info["routing_key"], message.headers), state)
         try:
             planned = plan.of_received(message, received, queue, state.due, now, options, state)
-            connection.sender.publish(planned, PATIENCE)
+            connection.sender.publish(planned, ANSWER_WITHIN)
         except (DelayError, AMQPError, OSError) as exc:
             self._paused_until = time.monotonic() + PAUSE
             logger.warning("A message came from %r before it was due, and is kept from consumers: %s", queue, exc)

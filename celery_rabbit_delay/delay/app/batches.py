@@ -9,7 +9,7 @@ import kombu
 from celery import Celery
 
 from ..amqp.batch import MAX_SIZE, collecting
-from ..amqp.schemes import TRANSPORTS
+from ..amqp.broker_url import TRANSPORTS
 from ..core.errors import UnsupportedConfiguration
 from .apps import is_installed, is_switched_off
 

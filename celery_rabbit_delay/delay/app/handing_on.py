@@ -19,7 +19,7 @@ from kombu.common import Broadcast
 
 from ... import upstream
 from ..amqp.confirms import NotStored
-from ..amqp.transport import PATIENCE, PAUSE, DeliveredMessage, UserConnection
+from ..amqp.transport import ANSWER_WITHIN, PAUSE, DeliveredMessage, UserConnection
 from ..core import plan
 from ..core.due import eta_in_utc
 from ..core.errors import DelayError, InvalidDelay, InvalidDestination, MessageRefused
@@ -39,7 +39,7 @@ class HandingOn:
     """Sends a consumer's tasks that are not due yet into the cascade, and acknowledges each once its copy is stored.
 
     If the worker is killed in between, the broker delivers the original again. The consumer's thread waits for each
-    answer, for `PATIENCE` seconds at most.
+    answer, for `ANSWER_WITHIN` seconds at most.
     """
 
     def __init__(self, consumer: kombu.Consumer) -> None:
@@ -84,7 +84,7 @@ class HandingOn:
         try:
             options, get_ticket = connection.delay_options, connection.interceptor.ticket
             planned = plan.of_received(message.amqp_message, received, queue, due, now, options, get_ticket=get_ticket)
-            connection.sender.publish(planned, PATIENCE)
+            connection.sender.publish(planned, ANSWER_WITHIN)
         except (DelayError, AMQPError, OSError) as exc:
             self._warn(queue, exc)
             if not isinstance(exc, (DelayError, NotStored)):

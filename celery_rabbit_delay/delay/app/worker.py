@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 #: Seconds for which publishing in a worker's event loop waits for the broker, then `TimeoutError`: the loop sends the
 #: heartbeats of the worker's connection.
-PATIENCE = 5.0
+LOOP_WAITS_FOR = 5.0
 
 
 def has_loop(consumer: Any) -> bool:
@@ -47,7 +47,7 @@ class LimitLoop(bootsteps.StartStopStep):  # type: ignore[misc]
             logger.info("Delayed tasks wait in RabbitMQ: %s", transport.delay_options.summary)
         self._has_begun = True
         if has_loop(consumer):
-            limit_this_thread(PATIENCE)
+            limit_this_thread(LOOP_WAITS_FOR)
 
     def stop(self, consumer: Any) -> None:
         limit_this_thread(None)
