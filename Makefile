@@ -102,7 +102,7 @@ bench: $(VENV)/ready
 	$(BIN)/python -m evidence.benchmarks $(ARGS)
 
 sizing: $(VENV)/ready
-	$(BIN)/python -m evidence.benchmarks.at_length
+	$(BIN)/python -m evidence.benchmarks.at_length $(ARGS)
 
 battle: $(VENV)/ready
 	$(BIN)/python -m evidence.battle $(if $(LONG),--long) $(ARGS)

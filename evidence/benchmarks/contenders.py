@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import multiprocessing
 import socket
 import time
@@ -117,20 +116,6 @@ class Ours(Contender):
         route = options.route(options.cascade, options.ticks(round(delay * 1_000_000)))
         exchange, (key, *others) = options.cascade.entry(route, DESTINATION)
         return exchange, key, {**headers, "CC": list(others)} if others else headers
-
-    def burst_due_at(self, due: float, amount: int) -> None:
-        """Send messages that are all due at a `time.monotonic()`."""
-        tick = self.options.tick
-        self.prepare_for([ticks * tick for ticks in range(1, math.ceil((due - time.monotonic()) / tick) + 1)])
-        channel = self.connection.connection.channel()
-        wires: dict[int, tuple[str, str, dict[str, Any]]] = {}
-        for _ in range(amount):
-            ticks = math.ceil((due - time.monotonic()) / tick)
-            if ticks not in wires:
-                wires[ticks] = self.wire(ticks * tick)
-            exchange, key, headers = wires[ticks]
-            sent = amqp.Message(BODY, delivery_mode=2, application_headers=headers)
-            channel._basic_publish(sent, exchange, key)
 
 
 class OursBare(Ours):

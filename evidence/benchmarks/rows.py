@@ -164,38 +164,6 @@ def running_app(url: str, options: dict[str, Any] | None, native: bool = False) 
         kombu.pools.reset()
 
 
-# --- what is due in the same moment
-
-
-def due_at_once(node: Node, scale: float, repeats: int, log: Log) -> dict[str, Any]:
-    """Measure messages a second that reach their queue, all of them due in the same moment."""
-    amount = scaled(50_000, scale, 100)
-    return meter.interleaved({Ours.name: partial(drain, node, amount)}, repeats, log)
-
-
-def drain(node: Node, amount: int) -> float:
-    """Return the rate of messages from when they are due until all of them are in their queue."""
-    with vhost(node) as url:
-        contender = Ours(url)
-        channel = contender.connection.channel()
-        due = time.monotonic() + 3 + amount / 2500
-        contender.burst_due_at(due, amount)
-        if time.monotonic() > due:
-            raise RuntimeError("publishing took longer than the delay")
-        time.sleep(due - time.monotonic())
-        arrived = last = 0
-        progress = time.monotonic()
-        while arrived < amount and time.monotonic() < progress + 60:
-            time.sleep(0.05)
-            arrived = channel.queue_declare(QUEUE, passive=True).message_count
-            if arrived != last:
-                last, progress = arrived, time.monotonic()
-        contender.close()
-    if arrived < amount:
-        print(f"  {amount - arrived} of {amount} never came", file=sys.stderr)
-    return arrived / (progress - due)
-
-
 # --- lateness
 
 
@@ -423,5 +391,5 @@ def memory(node: Node, scale: float, repeats: int, log: Log) -> dict[str, Any]:
 
 ROWS: dict[str, Callable[[Node, float, int, Log], dict[str, Any]]] = {
     **{row: partial(broker_cpu, row) for row in TRANSITS},
-    **{row.__name__: row for row in (hops, due_at_once, lateness, worker, bindings, memory)},
+    **{row.__name__: row for row in (hops, lateness, worker, bindings, memory)},
 }

@@ -11,7 +11,8 @@ import pytest
 
 from celery_rabbit_delay.delay.core.names import LAYOUT
 from evidence.benchmarks.__main__ import RESULTS
-from evidence.benchmarks.contenders import Contender, Native, Ours, QueuePerDelay
+from evidence.benchmarks.contenders import SCHEDULE, Contender, Native, Ours, OursBare, QueuePerDelay
+from evidence.benchmarks.publishing import PLAIN
 from evidence.benchmarks.rows import HORIZONS, LATENESS, ROUTES
 from tests.kit.page import machine, said
 
@@ -27,13 +28,17 @@ def read() -> dict[str, Any]:
     return {broker: results[broker] for broker in sorted(results)}
 
 
-ROWS = [found["rows"] for found in read().values()]
-ABOUT = {row: [found["about"][row] for found in read().values()] for row in ROWS[0]}
+ROWS = [{**found["rows"], **found["rows"].get("warm", {})} for found in read().values()]
+ABOUT = {
+    row: [found["about"][row] for found in read().values() if row in found["about"]] for row in read()["4.3"]["about"]
+}
 
 
 def each(row: str, name: str, what: str = "median", form: str = "{:,.0f}") -> str:
-    """Return a figure on RabbitMQ 3.10 and 4.3."""
-    return " / ".join(form.format(one[row][name][what]) for one in ROWS)
+    """Return a figure on RabbitMQ 3.10 and 4.3, or just on 4.3."""
+    return " / ".join(
+        form.format(one[row][name][what]) if what in one[row][name] else "–" for one in ROWS if row in one
+    )
 
 
 def cells(*texts: str) -> str:
@@ -70,11 +75,45 @@ def test_the_table_of_lateness_says_what_was_measured() -> None:
 
 
 def test_the_page_says_what_was_measured_besides() -> None:
-    for name in (US, NATIVE):
+    for name in (US, NATIVE, OursBare.name):
         assert each("memory", name) in PAGE, name
-    assert each("due_at_once", US) in PAGE
     assert each("hour_cpu_confirmed", US, "ratio", "{:.2f}") in PAGE
     assert " / ".join(f"{one['journal_broker_cpu']['one by one']['with']['ratio']:.2f}" for one in ROWS) in PAGE
+
+
+#: Columns, with digits.
+BINDINGS = {"bindings": 0, "seconds": 1, "restart": 1, "restart cpu": 1}
+
+PUBLISHERS = {
+    "CPU of a call, µs": ("cpu", ""),
+    "its median time, µs": ("time", ""),
+    "first call, `countdown=1`, ms": ("first_task", ", 1 s, to a queue"),
+    "first call, ms": ("first_task", ", 60 s, to a queue"),
+    "first call to a further queue, which is new, ms": ("first_task", ", 60 s, to a further queue"),
+    "first call on a fresh virtual host, ms": ("first_task", ", on a fresh virtual host"),
+}
+
+
+def test_the_table_of_publishers_says_what_was_measured() -> None:
+    for what, (row, where) in PUBLISHERS.items():
+        ratios = [each(row, kind + where, "ratio", "{:.2f}") for kind in (US, SCHEDULE)]
+        plain = PLAIN + where.replace(", 1 s", ", 60 s")
+        assert cells(what, each(row, plain), *ratios, each(row, US + where, "floor", "{:.2f}")) in PAGE
+    for what in ("cpu", "time"):
+        batch = [each(what, f"{kind}, batch", "ratio", "{:.2f}") for kind in (US, SCHEDULE)]
+        assert ", with the schedule ".join(batch) in PAGE
+    assert each("cpu", f"{US}, no delay", "ratio", "{:.2f}") in PAGE
+
+
+def test_the_page_says_what_workers_and_imports_cost() -> None:
+    for name in (NATIVE, US, f"{US}, levels", SCHEDULE):
+        ratios = [each("worker", f"{name}, {pool}", "ratio", "{:.2f}") for pool in ("solo", "prefork")]
+        assert cells(name, *ratios) in PAGE
+    for kind in (US, SCHEDULE):
+        assert f"{each('imports', kind)} ms and {each('imports', kind, 'modules')} modules" in PAGE
+    found = ROWS[-1]["bindings"]
+    for kind, figures in found.items():
+        assert cells(kind, *(f"{figures[what]['median']:.{digits}f}" for what, digits in BINDINGS.items())) in PAGE
 
 
 def test_the_comparison_says_what_was_measured() -> None:
@@ -85,7 +124,7 @@ def test_the_comparison_says_what_was_measured() -> None:
         return each("lateness", name, "p50", "{:.0f}") + " ms"
 
     def memory(name: str) -> str:
-        return " / ".join(f"{one['memory'][name]['median'] / 1000:.1f}" for one in ROWS) + " kB"
+        return f"{ROWS[-1]['memory'][name]['median'] / 1000:.1f} kB"
 
     comparison = said(DOCS / "comparison.md")
     for row in ("broker_cpu_confirmed", "everyday_cpu_confirmed", "broker_cpu"):
@@ -105,6 +144,6 @@ def test_every_row_says_when_and_how_it_was_measured() -> None:
 
 def test_the_page_says_what_a_cancelled_id_costs_a_worker_that_starts() -> None:
     starts = [one["cancelled"] for one in ROWS]
-    each = [(one["100,000 ids"]["seconds"]["median"] - one["no id"]["seconds"]["median"]) * 10 for one in starts]
+    each = [(one["100,000 ids"]["cpu"]["median"] - one["no id"]["cpu"]["median"]) * 10 for one in starts]
     [shown] = re.findall(r"140 bytes of memory and \[(\d+) µs\]", (DOCS / "sizing.md").read_text())
     assert int(shown) == pytest.approx(sum(each) / len(each), abs=1)
