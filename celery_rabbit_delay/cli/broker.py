@@ -1,4 +1,4 @@
-"""Commands for the cascade on the broker: plan, setup, export, verify, teardown."""
+"""Commands for the cascade on the broker: setup, export, verify, teardown."""
 
 from __future__ import annotations
 
@@ -10,22 +10,6 @@ from ..text import escape
 from .output import EXIT_PROBLEMS
 from .parameters import management_option
 from .target import BrokerTarget, Target, handle_errors, management_of, pass_target, snapshot_of
-
-
-@click.command()
-@management_option
-@pass_target
-def plan(target: Target, management_url: str | None) -> None:
-    """Show what `setup` would create. Changes nothing on the broker.
-
-    Exits with 0 if everything exists or is created when it is needed, and with 3 if another part is missing, or a part
-    is different.
-    """
-    with target.connected() as connection:
-        wrong = _compare(target, connection, snapshot_of(management_url, connection), on_demand=False)
-        _show_way(connection)
-    if not all(finding.on_demand for finding in wrong):
-        raise SystemExit(EXIT_PROBLEMS)
 
 
 @click.command()
@@ -96,24 +80,18 @@ def verify(target: Target, management_url: str | None) -> None:
     """
     with target.connected() as connection:
         snapshot = snapshot_of(management_url, connection)
-        wrong = _compare(target, connection, snapshot, on_demand=True)
+        wrong = _compare(target, connection, snapshot)
         accepted = _show_held_up(connection, snapshot)
         arrived = not operate.can_try_out(wrong) or _probe(connection)
     if wrong or not arrived:
         click.echo("`setup` creates missing parts; delete parts that are different, or choose another prefix", err=True)
-    if not (accepted and arrived and all(finding.on_demand for finding in wrong)):
+    if wrong or not (accepted and arrived):
         raise SystemExit(EXIT_PROBLEMS)
 
 
-def _compare(
-    target: Target,
-    connection: kombu.Connection,
-    snapshot: operate.Snapshot | None,
-    on_demand: bool,
-) -> list[operate.Finding]:
+def _compare(target: Target, connection: kombu.Connection, snapshot: operate.Snapshot | None) -> list[operate.Finding]:
     """Show and return what is not as expected."""
-    ahead = _creates_ahead(target, connection)
-    findings = operate.compare(connection, target.destinations(), snapshot, on_demand, ahead)
+    findings = operate.compare(connection, target.destinations(), snapshot)
     wrong = [finding for finding in findings if finding.state != "present"]
     for finding in wrong:
         detail = f": {finding.detail}" if finding.detail else ""

@@ -26,7 +26,6 @@ class _Standalone(Group):
     cls=_Standalone,
     help="Manage delayed tasks and their queues without a Celery app.",
     commands=[
-        broker.plan,
         broker.setup,
         broker.export,
         broker.verify,

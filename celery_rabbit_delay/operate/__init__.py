@@ -5,7 +5,7 @@ Every function takes a `kombu.Connection` with our transport, whose options sele
 
 # ruff: noqa: F401  they are used by others
 
-from .cascades import cascades, is_by_time, outbox_names, require
+from .cascades import cascades, is_by_time, require
 from .export import export
 from .held_up import HeldUp, held_up
 from .management import Management, Snapshot

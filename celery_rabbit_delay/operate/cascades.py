@@ -96,13 +96,6 @@ def outbox_named(cascade: Cascade, queue: str) -> Outbox | None:
     return found and Outbox(queue, *found)
 
 
-def outbox_names(connection: kombu.Connection, destinations: Iterable[Destination]) -> list[str]:
-    """Return the names of the outboxes with a delay that `setup` creates ahead for queues: all of the option."""
-    options: Options = connection.transport.delay_options
-    queues = [one for one in destinations if not one.exchange and not one.is_short_lived]
-    return [options.cascade.outbox_name(queue, ticks) for queue in queues for ticks in options.outbox_ticks]
-
-
 def existing_outboxes(
     connection: kombu.Connection, destinations: Iterable[Destination] = (), snapshot: Snapshot | None = None
 ) -> list[Outbox]:

@@ -20,16 +20,13 @@ from ..delay.core.levels import Level, Route
 from ..delay.core.options import Options
 from ..delay.core.topology import Binding, Cascade, Exchange, Queue, Stream
 from .addresses import outbox_of
-from .cascades import cascades, existing_outboxes, outbox_named, outbox_names, with_longer_levels
+from .cascades import cascades, existing_outboxes, with_longer_levels
 from .management import Snapshot
 from .topology import Topology
 
 #: Policy keys that also affect queues with such arguments: the lower value applies, so that messages leave early, are
 #: deleted with their queue, or are refused by a full one (https://www.rabbitmq.com/docs/parameters#policies).
 _LIMITS = {"message-ttl", "expires", "max-length", "max-length-bytes", "max-age"}
-
-#: The detail of a missing part that publishers and workers create.
-_LATER = "it is created when it is needed"
 
 Kind = Literal["exchange", "queue", "binding", "policy"]
 State = Literal["present", "missing", "different", "unexpected", "unknown"]
@@ -42,35 +39,25 @@ class Finding(NamedTuple):
     name: str
     state: State
     detail: str = ""
-    on_demand: bool = False  # whether publishers and workers create a missing part when they need it
 
 
 def compare(
-    connection: kombu.Connection,
-    destinations: Iterable[Destination],
-    snapshot: Snapshot | None = None,
-    on_demand: bool = True,
-    ahead: bool = False,
+    connection: kombu.Connection, destinations: Iterable[Destination], snapshot: Snapshot | None = None
 ) -> list[Finding]:
     """Return the state of each part of the cascades that the options ask for, and of the known outboxes that exist.
 
-    With `on_demand`, parts that publishers create on demand, or do without, are not reported as missing; otherwise
-    streams are, and the outboxes of the option, which `setup` creates `ahead`. Only a snapshot of the management API
-    shows bindings, and policies that change queues. Changes nothing.
+    Parts that publishers and workers create on demand, or do without, are not reported as missing. Only a snapshot of
+    the management API shows bindings, and policies that change queues. Changes nothing.
     """
     options: Options = connection.transport.delay_options
-    passive, ahead = options.declare == "passive", ahead and not on_demand
-    wanted = cascades(connection)
-    beside = _existing_streams(connection)
-    needed = connection.connection.interceptor.streams(wanted=True) if passive or not on_demand else []
-    missing = [stream for stream in needed if stream not in beside]
-    topology = _expected(connection, wanted, list(destinations), [*beside, *missing], snapshot, ahead)
-    later = set() if passive else {stream.name for stream in missing}
-    found = list(_parts(connection.default_channel, topology, later))
+    is_passive, wanted, beside = options.declare == "passive", cascades(connection), _existing_streams(connection)
+    needed = connection.connection.interceptor.streams(wanted=True) if is_passive else []
+    topology = _expected(connection, wanted, list(destinations), dict.fromkeys([*beside, *needed]), snapshot)
+    found = list(_parts(connection.default_channel, topology))
     if snapshot:
         # One binding to a stream is enough: publishers create others when they need them.
-        optional = {(stream.name, stream.routing_key) for stream in beside} if on_demand and not passive else set()
-        found += _bindings(topology, snapshot.bindings, optional, later)
+        optional = set() if is_passive else {(stream.name, stream.routing_key) for stream in beside}
+        found += _bindings(topology, snapshot.bindings, optional)
         # Other processes may have declared longer levels: these have no unexpected bindings, but may lack some.
         # What a try has left of another one is harmless.
         known = [options.by_time_cascade, *wanted, *(with_longer_levels(connection, cascade) for cascade in wanted)]
@@ -91,39 +78,29 @@ def _expected(
     destinations: list[Destination],
     beside: Iterable[Stream],
     snapshot: Snapshot | None,
-    with_outboxes: bool,
 ) -> Topology:
-    """Return what should stand on the broker, with the outboxes that exist, or also those that `setup` creates."""
-    outboxes = existing_outboxes(connection, destinations, snapshot)
-    if with_outboxes and not all(cascade.by_time for cascade in wanted):
-        outboxes += filter(None, (outbox_named(wanted[0], name) for name in outbox_names(connection, destinations)))
+    """Return what should stand on the broker, with the outboxes that exist."""
     # A publisher creates the outboxes of a destination on demand, unless it is passive.
     options: Options = connection.transport.delay_options
-    needed = destinations if options.declare == "passive" or with_outboxes else ()
+    needed = destinations if options.declare == "passive" else ()
     topology = Topology.of(wanted, needed, beside, options.combined_in(wanted[0]))
-    for outbox in outboxes:
+    for outbox in existing_outboxes(connection, destinations, snapshot):
         topology.queues[outbox.queue] = wanted[0].outbox(outbox.destination, outbox.ticks)
         topology.bindings.update(dict.fromkeys(wanted[-1].outbox_bindings(outbox.destination, outbox.ticks)))
     return topology
 
 
-def _parts(channel: Any, topology: Topology, later: set[str]) -> Iterator[Finding]:
-    """Yield the state of each exchange and queue; those in `later` are created on demand.
+def _parts(channel: Any, topology: Topology) -> Iterator[Finding]:
+    """Yield the state of each exchange and queue.
 
     This detects different arguments by declaring a part again: RabbitMQ refuses other arguments, and does nothing for
     equal ones (https://www.rabbitmq.com/docs/queues#property-equivalence).
     """
-
-    def finding(kind: Kind, part: Exchange | Queue, *how: Callable[..., Any]) -> Finding:
-        state, detail = _part(channel, part, *how)
-        if state == "missing" and part.name in later:
-            return Finding(kind, part.name, state, _LATER, on_demand=True)
-        return Finding(kind, part.name, state, detail)
-
     for exchange in topology.exchanges.values():
-        yield finding("exchange", exchange, declare.exchange_exists, declare.declare_exchange)
+        state = _part(channel, exchange, declare.exchange_exists, declare.declare_exchange)
+        yield Finding("exchange", exchange.name, *state)
     for queue in topology.queues.values():
-        yield finding("queue", queue, declare.queue_exists, declare.declare_queue)
+        yield Finding("queue", queue.name, *_part(channel, queue, declare.queue_exists, declare.declare_queue))
 
 
 def _part(
@@ -141,16 +118,12 @@ def _part(
     return "present", ""
 
 
-def _bindings(
-    topology: Topology, existing: set[Binding], optional: set[tuple[str, str]], later: set[str]
-) -> Iterator[Finding]:
+def _bindings(topology: Topology, existing: set[Binding], optional: set[tuple[str, str]]) -> Iterator[Finding]:
     """Yield the state of each binding, but for missing ones of an `optional` queue and key that has another."""
     has_one = {(binding.destination, binding.routing_key) for binding in existing}
     for binding in topology.bindings:
         if binding in existing:
             yield Finding("binding", _name(binding), "present")
-        elif not later.isdisjoint(binding[:2]):
-            yield Finding("binding", _name(binding), "missing", _LATER, on_demand=True)
         elif (binding.destination, binding.routing_key) not in optional & has_one:
             yield Finding("binding", _name(binding), "missing")
 

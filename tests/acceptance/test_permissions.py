@@ -133,7 +133,6 @@ def test_a_beat_the_commands_and_who_only_watches_can_do_all_they_do_with_what_t
     assert "permission denied" in refused.err
     for done in (
         "verify --management-url API",
-        "plan",
         "orphans list",
         "--queue celery pause celery",
         "--queue celery resume celery",

@@ -66,7 +66,7 @@ def test_an_app_without_the_schedule_creates_no_stream_and_what_needs_it_says_wh
     for command in (["list"], ["cancel", waiting], ["run-now", waiting]):
         refused = shop.delay(*command)
         assert (refused.code, "add schedule=True" in refused.err) == (1, True), refused.text
-    for command in (["status"], ["setup"], ["plan"], ["verify"], ["orphans", "list"]):
+    for command in (["status"], ["setup"], ["verify"], ["orphans", "list"]):
         worked = shop.delay(*command)
         assert worked.code == 0, worked.text
         assert ".changes" not in worked.text

@@ -125,10 +125,9 @@ def test_no_name_that_a_stranger_chose_controls_the_terminal(vhost: Vhost) -> No
     vhost.declare(name)
     with vhost.plain() as connection:
         connection.default_channel.queue_bind(name, CASCADE.levels[0].done, "k")
-    for command in ("verify", "plan"):
-        shown = run(vhost.url("amqp"), command, *management(vhost))
-        assert (shown.code, r"\x1b]0;owned\x07" in shown.out) == (3, True)
-        assert "\x1b" not in shown.text
+    shown = run(vhost.url("amqp"), "verify", *management(vhost))
+    assert (shown.code, r"\x1b]0;owned\x07" in shown.out) == (3, True)
+    assert "\x1b" not in shown.text
 
 
 def test_a_body_in_a_stream_or_a_queue_stays_the_bytes_that_it_is(vhost: Vhost) -> None:

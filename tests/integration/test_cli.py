@@ -20,7 +20,6 @@ from celery_rabbit_delay.cli.target import Target
 from celery_rabbit_delay.delay.core.destination import Destination
 from celery_rabbit_delay.delay.core.topology import Cascade
 from celery_rabbit_delay.operate.topology import Topology
-from celery_rabbit_delay.schedule.amqp import tasks as schedule_
 from celery_rabbit_delay.schedule.core import streams
 from tests.kit.abilities import Ability
 from tests.kit.broker import QUICK, Vhost
@@ -54,16 +53,15 @@ def unbind(vhost: Vhost, level: int, cascade: Cascade = CASCADE) -> None:
 
 
 @pytest.mark.own_vhost
-def test_plan_says_what_setup_then_creates_both_may_be_repeated_and_verify_finds_nothing_wrong(vhost: Vhost) -> None:
+def test_verify_says_what_setup_then_creates_and_both_may_be_repeated(vhost: Vhost) -> None:
     url = vhost.url("amqp")
-    parts = len(list(CASCADE.exchanges())) + len(list(CASCADE.queues())) + len(STREAMS)
-    planned = run(url, "plan")
-    assert planned.code == 3
-    assert len(re.findall(r"^missing ", planned.out, re.MULTILINE)) == parts
+    parts = len(list(CASCADE.exchanges())) + len(list(CASCADE.queues()))
+    found = run(url, "verify")
+    assert found.code == 3
+    assert len(re.findall(r"^missing ", found.out, re.MULTILINE)) == parts
     assert vhost.names("exchanges") == []
     for _ in range(2):
         assert run(url, "setup").code == 0
-        assert run(url, "plan").code == 0
     assert sorted(vhost.names("queues")) == sorted([*(queue.name for queue in CASCADE.queues()), *STREAMS])
     for more in ((), management(vhost)):
         verified = run(url, "verify", *more)
@@ -74,20 +72,16 @@ def test_plan_says_what_setup_then_creates_both_may_be_repeated_and_verify_finds
 
 
 @pytest.mark.own_vhost
-def test_plan_is_content_with_what_publishers_and_workers_create(vhost: Vhost) -> None:
+def test_verify_is_content_with_what_publishers_and_workers_create(vhost: Vhost) -> None:
     """A stream is created when the first message goes to it."""
     vhost.declare("q")
     with vhost.connection() as connection:
         connection.Producer().publish("x", routing_key="q", headers={"x-delay": 100_000})
-        planned = run(vhost.url("amqp"), "plan")
-        assert f"missing    queue    {CASCADE.streams_root}.changes: it is created when it is needed\n" in planned.out
-        schedule_.cancel(connection, ["a"])
-        for command in ("verify", "plan"):
-            for more in ((), management(vhost)):
-                found = run(vhost.url("amqp"), command, *more)
-                assert found.code == 0, found.out
+        for more in ((), management(vhost)):
+            found = run(vhost.url("amqp"), "verify", *more)
+            assert found.code == 0, found.out
         vhost.delete_queue(CASCADE.orphans)
-        assert run(vhost.url("amqp"), "plan").code == 3
+        assert run(vhost.url("amqp"), "verify").code == 3
 
 
 def test_setup_leads_to_the_queues_that_are_there(vhost: Vhost) -> None:
@@ -98,7 +92,7 @@ def test_setup_leads_to_the_queues_that_are_there(vhost: Vhost) -> None:
     assert not [one for one in vhost.bindings() if one[1] == "here"]
     delays = Options(**QUICK).outbox_ticks
     assert outboxes(vhost) == {"+here", *(f"{ticks // 100}s.+here" for ticks in delays)}
-    assert run(vhost.url("amqp"), "--queue", "here", "plan").code == 0
+    assert run(vhost.url("amqp"), "--queue", "here", "verify").code == 0
     with vhost.connection(declare="passive") as connection:
         connection.Producer().publish("x", routing_key="here", headers={"x-delay": 30})
     vhost.take("here", 1)
@@ -112,10 +106,10 @@ def outboxes(vhost: Vhost) -> set[str]:
 def test_something_else_of_the_same_name_stays_as_it_is(vhost: Vhost) -> None:
     url = vhost.url("amqp")
     vhost.declare(CASCADE.levels[0].queue)
-    planned = run(url, "plan")
-    assert planned.code == 3
+    found = run(url, "verify")
+    assert found.code == 3
     name = re.escape(CASCADE.levels[0].queue)
-    assert re.search(rf"^different  queue    {name}: PRECONDITION_FAILED", planned.out, re.MULTILINE)
+    assert re.search(rf"^different  queue    {name}: PRECONDITION_FAILED", found.out, re.MULTILINE)
     refused = run(url, "setup")
     assert refused.code == 1
     assert "something else has the name of a part of the cascade" in refused.err
@@ -354,7 +348,7 @@ def test_each_command_tells_a_user_without_permissions_so(vhost: Vhost, exists: 
         with vhost.connection(journal=0) as connection:
             connection.Producer().publish("x", routing_key="q", headers={"x-delay": 100_000}, correlation_id="a")
     user = vhost.url("amqp", vhost.user(configure="^$", write="^$", read="^$"))
-    visible = ["plan", "verify", "status", "orphans list --any-queue", "orphans replay"] + ["metrics"] * (not exists)
+    visible = ["verify", "status", "orphans list --any-queue", "orphans replay"] + ["metrics"] * (not exists)
     visible = [] if vhost.broker.has(Ability.HIDES_WHAT_ONE_MAY_NOT_USE) else visible
     for command in COMMANDS:
         if command not in ("export", "status --watch", *visible):
@@ -366,7 +360,7 @@ def test_each_command_tells_a_user_without_permissions_so(vhost: Vhost, exists: 
 @pytest.mark.own_vhost
 def test_the_commands_work_with_an_app(vhost: Vhost) -> None:
     delay = partial(celery, "-A", "shop", "delay", directory=EXAMPLE, CELERY_BROKER_URL=vhost.url("amqp"))
-    assert delay("plan").code == 3
+    assert delay("verify").code == 3
     assert " levels exist" in delay("setup").out
     assert not any("changes" in name for name in vhost.names("queues"))  # no stream is created to note this
     assert delay("verify").code == 0
@@ -375,7 +369,7 @@ def test_the_commands_work_with_an_app(vhost: Vhost) -> None:
 
 
 COMMANDS = (
-    *("plan", "setup", "export", "verify", "status", "status --watch", "orphans list --any-queue", "orphans replay"),
+    *("setup", "export", "verify", "status", "status --watch", "orphans list --any-queue", "orphans replay"),
     *("list", "run-now a", "cancel a", "metrics", "orphans purge --yes --any-queue"),
     "teardown --yes --delete-messages",
 )
@@ -415,7 +409,7 @@ def test_an_app_that_creates_nothing_gets_its_outboxes_from_setup_and_others_fro
         done = celery("-A", "shop", "delay", "setup", directory=tmp_path)
         assert done.code == 0, done.err
         assert {name for name in outboxes(vhost) if name.endswith("+celery") and "celery+" not in name} == expected
-        assert celery("-A", "shop", "delay", "plan", directory=tmp_path).code == 0
+        assert celery("-A", "shop", "delay", "verify", directory=tmp_path).code == 0
 
 
 def test_verify_checks_the_outboxes_that_exist(vhost: Vhost) -> None:

@@ -83,7 +83,7 @@ def run_all(vhost: Vhost, page: str, ids: tuple[str, ...] = ()) -> list[tuple[st
 def test_the_commands_of_the_page_on_operations_work_one_after_the_other(vhost: Vhost) -> None:
     codes = run_all(vhost, "operations.md")
     # Before it is created, something is missing.
-    assert [code for code in codes if code[1]] == [("status", 3), ("celery-rabbit-delay", 3), ("plan", 3)]
+    assert [code for code in codes if code[1]] == [("status", 3), ("celery-rabbit-delay", 3)]
     assert len(codes) > 8
 
 

@@ -54,7 +54,7 @@ def test_an_operator_needs_no_more_than_its_row(vhost: Vhost) -> None:
     vhost.declare("q")
     url = vhost.url("amqp", vhost.user(**documented("operator")))
     assert run(url, "--queue", "q", "setup").code == 0
-    for command in ("plan", "verify", "status"):
+    for command in ("verify", "status"):
         assert run(url, command).code == 0, command
     make_orphans(vhost, 1)
     vhost.declare("gone")

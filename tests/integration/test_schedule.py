@@ -552,7 +552,7 @@ def test_setup_creates_the_streams_for_passive_publishers_and_teardown_deletes_t
     command = ("--journal", "0")
     assert run(url, *command, "setup").code == 0
     assert {name for name in vhost.names("queues") if name in STREAMS} == STREAMS
-    assert run(url, *command, "plan").code == run(url, *command, "verify", *management(vhost)).code == 0
+    assert run(url, *command, "verify", *management(vhost)).code == 0
     with vhost.connection() as connection:
         lead(connection, "q")
     with vhost.connection(**RECORDED, declare="passive") as connection:
@@ -582,7 +582,6 @@ def test_verify_finds_a_stream_with_other_arguments_and_one_that_nothing_leads_t
     assert "binding" in run(url, "verify", *management(vhost)).out
     vhost.delete_queue(name)
     assert run(url, "verify").code == 0  # a worker creates it when it needs it
-    assert f"missing    queue    {name}" in run(url, "plan").out
     vhost.declare(name, arguments={"x-queue-type": "stream", "x-max-age": "5s"})
     assert f"different  queue    {name}" in run(url, "verify").out
 

@@ -74,7 +74,7 @@ def test_the_command_line_has_a_flag_for_each_option_that_decides_what_stands_on
     assert [name for name in found if name not in ("version", "broker", "queues")] == DECLARED + HEEDED
     for name in DECLARED + HEEDED:
         assert found[name].opts == [f"--{name.replace('_', '-')}"]
-    with groups.standalone.make_context("celery-rabbit-delay", ["--broker", "amqp://", "plan"]) as context:
+    with groups.standalone.make_context("celery-rabbit-delay", ["--broker", "amqp://", "verify"]) as context:
         assert [context.params[name] for name in DECLARED] == [None] * len(DECLARED), "Options knows the defaults"
 
 
