@@ -6,13 +6,13 @@ import signal
 from collections.abc import Callable
 from typing import Any
 
-from waitress.server import BaseWSGIServer
+from waitress.server import BaseWSGIServer, create_server
 
 from ..delay.core.errors import UnsupportedConfiguration
 from . import safety
+from .forms import FORM
 from .gauges import exposition
 from .indexer import Indexer, indexed
-from .listening import listen
 from .operations import Broker, Operations
 from .overview import Overview
 from .setting import Setting
@@ -33,7 +33,19 @@ def serve(setting: Setting, broker: Broker, say: Callable[[str], None]) -> None:
     check(setting)
     signal.signal(signal.SIGTERM, _stop)
     indexer = Indexer(broker.connect, broker.names)
-    server = listen(create(setting, broker, indexer), setting.host, setting.port)
+    server = create_server(
+        create(setting, broker, indexer),
+        host=setting.host,
+        port=setting.port,
+        threads=8,
+        connection_limit=500,
+        channel_timeout=20,  # seconds that a connection without a request stays
+        cleanup_interval=5,
+        asyncore_use_poll=True,
+        max_request_body_size=2 * FORM,
+        ident=None,
+        clear_untrusted_proxy_headers=True,
+    )
     indexer.start()
     port = server.getsockname()[1] if isinstance(server, BaseWSGIServer) else setting.port
     say(f"http://{_shown(setting.host)}:{port}/")
