@@ -9,10 +9,9 @@ import click
 from .. import operate
 from ..operate import Orphan
 from ..text import escape
-from .output import EXIT_INTERRUPTED, EXIT_PROBLEMS, format_time, until_interrupted, utc_option
-from .parameters import any_queue_option, json_option, limit_option, management_option, other_queues_option
-from .status import held_up_data
-from .target import Target, pass_target, snapshot_of
+from .output import EXIT_INTERRUPTED, EXIT_PROBLEMS, format_time, until_interrupted
+from .parameters import any_queue_option, json_option, limit_option, other_queues_option
+from .target import Target, pass_target
 
 
 @click.group(short_help="Handle tasks that could not be delivered.")
@@ -23,15 +22,10 @@ def orphans() -> None:
 @orphans.command("list", short_help="List the oldest orphans.")
 @limit_option
 @other_queues_option
-@management_option
-@utc_option
 @json_option
 @pass_target
-def list_orphans(target: Target, limit: int, any_queue: bool, management_url: str | None, as_json: bool) -> None:
-    """List the oldest orphans for the queues of the app with their due times, destinations and tasks.
-
-    With --management-url, also list the destinations that accept nothing, with the number of tasks due for each.
-    """
+def list_orphans(target: Target, limit: int, any_queue: bool, as_json: bool) -> None:
+    """List the oldest orphans for the queues of the app with their due times, destinations and tasks."""
     with target.connected() as connection:
         found = operate.orphans(connection, limit)
         listed = list(filter(operate.are_for(target.names(any_queue)), found))
@@ -42,9 +36,6 @@ def list_orphans(target: Target, limit: int, any_queue: bool, management_url: st
                 click.echo(json.dumps(told))
             else:
                 click.echo(format_orphan(orphan))
-        if snapshot := snapshot_of(management_url, connection):
-            for held_up in operate.held_up(connection.transport.delay_options.cascade, snapshot):
-                click.echo(json.dumps(held_up_data(held_up)) if as_json else escape(str(held_up)))
     if len(listed) < len(found):
         click.echo(f"for other queues than those of the app: {len(found) - len(listed):,}, see --any-queue", err=True)
     elif not found:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import errno
-import itertools
 import os
 import shutil
 import signal
 import sys
 import traceback
-import unicodedata
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import datetime
@@ -25,15 +23,6 @@ EXIT_PROBLEMS = 3
 #: The exit code of a command that Ctrl-C has ended, as of any program: 128 and the signal's number.
 EXIT_INTERRUPTED = 128 + signal.SIGINT
 
-_UTC = f"{__name__}.utc"
-
-utc_option = click.option(
-    "--utc",
-    is_flag=True,
-    expose_value=False,
-    callback=lambda ctx, param, value: ctx.meta.update({_UTC: value}),
-    help="Show times in UTC on a terminal, as a pipe gets them, instead of in this machine's zone.",
-)
 version_option = click.version_option(package_name="celery-rabbit-delay", prog_name="celery-rabbit-delay")
 
 
@@ -100,28 +89,14 @@ def is_terminal() -> bool:
 
 
 def format_time(moment: datetime) -> str:
-    """Return a time, on a terminal in this machine's zone unless `--utc` was given."""
-    context = click.get_current_context(silent=True)
-    if is_terminal() and not (context and context.meta.get(_UTC)):
+    """Return a time, on a terminal in this machine's zone."""
+    if is_terminal():
         with suppress(OverflowError):
             return f"{moment.astimezone():%Y-%m-%d %H:%M:%S %Z}"
     return f"{moment:%Y-%m-%d %H:%M:%S}Z"
 
 
-def pad(text: str, width: int) -> str:
-    """Return a text in a column; on a terminal as wide as that."""
-    return text + " " * (width - _cells(text)) if is_terminal() else text
-
-
 def fit(line: str) -> str:
     """Return a line of a table; on a terminal not longer than it is wide, or than 80 columns."""
     columns = max(80, shutil.get_terminal_size().columns)
-    if not is_terminal() or _cells(line) <= columns:
-        return line
-    cells = itertools.accumulate(map(_cells, line))
-    return line[: sum(one < columns for one in cells)] + "…"
-
-
-def _cells(text: str) -> int:
-    """Return how many columns of a terminal a text takes: characters of East Asia, and pictures, take two."""
-    return sum(2 if unicodedata.east_asian_width(char) in "WF" else 1 for char in text)
+    return line if not is_terminal() or len(line) <= columns else line[: columns - 1] + "…"

@@ -12,7 +12,7 @@ import click
 from ..periodic.core.entries import SENT_WITH, parse_fields
 from ..periodic.operate import PeriodicTask
 from ..text import escape
-from .output import fit, format_time, is_terminal, utc_option
+from .output import fit, format_time, is_terminal
 from .parameters import check_names, json_option
 from .target import Target, handle_errors, pass_target
 
@@ -44,7 +44,6 @@ def _write(target: Target, act: str, name: str, definition: dict[str, Any]) -> N
 
 
 @periodic.command("list")
-@utc_option
 @json_option
 @pass_target
 def list_entries(target: Target, as_json: bool) -> None:

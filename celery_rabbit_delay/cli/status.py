@@ -17,7 +17,7 @@ from ..operate import HeldUp, Status
 from ..operate.queue_names import QueueNames
 from ..schedule.core.errors import StreamUnavailable
 from ..text import escape, span
-from .output import EXIT_PROBLEMS, fit, format_time, is_terminal, utc_option
+from .output import EXIT_PROBLEMS, fit, format_time, is_terminal
 from .parameters import management_option, other_queues_option
 from .target import Target, pass_target, snapshot_of
 
@@ -32,7 +32,6 @@ RUNBOOK = "https://github.com/celery-rabbit-delay/celery-rabbit-delay/blob/main/
 @management_option
 @other_queues_option
 @click.option("--levels", is_flag=True, help="Also show the levels and outboxes that hold them.")
-@utc_option
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.option("--watch", is_flag=True, help="Refresh every 2 s until Ctrl-C.")
 @pass_target

@@ -24,9 +24,7 @@ from .output import (
     fit,
     format_time,
     is_terminal,
-    pad,
     until_interrupted,
-    utc_option,
 )
 from .parameters import any_queue_option, check_names, json_option, other_queues_option, yes_option
 from .target import Target, handle_errors, pass_target
@@ -75,7 +73,6 @@ def _chosen(all_help: str) -> Callable[[F], F]:
 @_filters
 @click.option("--limit", type=click.IntRange(1), help="List at most this many tasks.")
 @other_queues_option
-@utc_option
 @json_option
 @pass_target
 def list_scheduled(target: Target, /, as_json: bool, **filters: Any) -> None:
@@ -315,7 +312,7 @@ def _as_data(waiting: Scheduled) -> dict[str, Any]:
 
 def _shown(waiting: Scheduled) -> str:
     """Return what a terminal shows of a waiting message, below `_HEADINGS`."""
-    lines = [f"{format_time(waiting.due):<24}  {pad(waiting.queue, 20)}  {waiting.task or 'message'}"]
+    lines = [f"{format_time(waiting.due):<24}  {waiting.queue:<20}  {waiting.task or 'message'}"]
     arguments = f"{waiting.args or '()'} {waiting.kwargs or '{}'}" if waiting.task else ""
     lines.append(f"  {waiting.id or '-':<36}  {arguments}".rstrip())
     return "\n".join(fit(escape(line)) for line in lines)

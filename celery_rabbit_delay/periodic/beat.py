@@ -45,10 +45,10 @@ from .schedules import definition_of, entry_of, told
 
 logger = logging.getLogger(__name__)
 
-#: Seconds: the longest sleep, for heartbeats and answers are due then, and that soon after a question, for more may
-#: come; the time for which it is enough to have asked whether this process is the active one, as for many runs at once;
-#: until a run is tried again; and for which what changes is left to the next process one by one.
-SLEEP, SHORT, FRESH, PAUSE, APART = 1.0, 0.05, 0.5, 10.0, 10.0
+#: Seconds: the longest sleep, for heartbeats and answers are due then; the time for which it is enough to have asked
+#: whether this process is the active one, as for many runs at once; until a run is tried again, and for which what
+#: changes is left to the next process one by one.
+SLEEP, FRESH, PAUSE = 1.0, 0.5, 10.0
 
 
 def queue_of(app: Celery) -> str:
@@ -90,8 +90,6 @@ class Scheduler(beat.Scheduler):  # type: ignore[misc]
         self._runs: dict[str, Run] = {}
         #: When entries that could not be sent are tried again, by `time.monotonic`.
         self._paused: dict[str, float] = {}
-        #: Until when more questions are expected, by `time.monotonic`.
-        self._asked = 0.0
         #: Why the run that is being sent is not sent.
         self._failure: Exception | None = None
         #: The id of the last run besides the schedule.
@@ -126,7 +124,7 @@ class Scheduler(beat.Scheduler):  # type: ignore[misc]
             try:
                 if not self._take_part():
                     return 0
-                return float(min(super().tick(*args, **kwargs), SLEEP if time.monotonic() > self._asked else SHORT))
+                return float(min(super().tick(*args, **kwargs), SLEEP))
             except NotSent as exc:
                 [entry] = exc.args
                 logger.error("beat: %s is not sent, trying again in %.0f s: %s", entry.name, PAUSE, exc.__cause__)
@@ -165,7 +163,6 @@ class Scheduler(beat.Scheduler):  # type: ignore[misc]
             question = lock.questions[0]
             lock.answer(question, json.dumps(self.answer(question.body)).encode())
             del lock.questions[0]
-            self._asked = time.monotonic() + 2 * SLEEP
         return True
 
     def _take_over(self, lock: Lock) -> None:
@@ -187,7 +184,7 @@ class Scheduler(beat.Scheduler):  # type: ignore[misc]
     def _note(self, lock: Lock, name: str | None = None, state: State | None = None) -> None:
         """Leave the runs, and what was written, to the next process: of an entry, or from time to time of all."""
         state = state or self._state
-        if name is not None and lock.age_of_first < APART:
+        if name is not None and lock.age_of_first < PAUSE:
             lock.add(periodic.dump(periodic.part(state, name, self._runs[name])))
         else:
             self._runs = core.remember(self._runs, {*self._code, *state.entries}, _now())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 from typing import Any
@@ -109,14 +108,7 @@ def test_what_takes_nothing_is_named_with_what_to_do(vhost: Vhost) -> None:
     wait_until(lambda: counted() == 5, "the API has counted")
     wait_until(lambda: said <= {*run(url, "status", *management(vhost)).out.splitlines()}, "and how many are stuck")
     assert run(url, "status", *management(vhost)).code == 3
-    assert said == {*run(url, "orphans", "list", *management(vhost)).out.splitlines()}
-    listed = run(url, "orphans", "list", "--json", *management(vhost)).out.splitlines()
-    assert {json.loads(line)["stuck"] for line in listed} == {4, 1}
-    assert not run(url, "orphans", "list").out  # AMQP shows no outboxes
-    verified = run(url, "verify", *management(vhost))
-    assert verified.code == 3
-    assert said <= {*verified.out.splitlines()}
-    assert run(url, "verify").code == 0
+    assert run(url, "status").code == 0  # AMQP shows no outboxes
 
 
 def test_no_name_that_a_stranger_chose_controls_the_terminal(vhost: Vhost) -> None:

@@ -221,7 +221,7 @@ def test_among_thousands_a_change_or_a_run_calculates_and_writes_no_other_entry(
 
         monkeypatch.setattr(crontab, "is_due", count)
         monkeypatch.setattr(Lock, "add", measure)
-        monkeypatch.setattr(beat, "APART", 600)
+        monkeypatch.setattr(beat, "PAUSE", 600)
         for version, schedule in [(0, "every 0.1 s"), (5001, "crontab 0 0 29 2 *")]:
             changed = {**definition, "schedule": schedule}
             edit = Edit(f"id {version}", "often", version, changed, True)
