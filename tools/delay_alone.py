@@ -33,8 +33,11 @@ OF_THE_WHOLE = (
     "tests/unit/test_upstream_suites.py",
 )
 
-#: Public functions of the package that are in what is deleted.
-FUNCTIONS = re.compile(r"\b(cancel|find|page|pause|paused|reschedule|restore|resume|scheduled|Scheduled)\b")
+#: Public names of the package that are in what is deleted.
+NAMES = re.compile(
+    r"\b(cancel|find|page|pause|paused|reschedule|restore|resume|scheduled|Scheduled|EntryConflict|InvalidEntry|"
+    r"DifferentMessages|NotWaiting|StreamUnavailable|TooLate)\b"
+)
 
 
 def main(arguments: list[str]) -> int:
@@ -88,7 +91,7 @@ def lacks(copy: Path, name: str) -> bool:
     top, *rest = name.split(".")
     if top not in ("celery_rabbit_delay", "tests", "tools", "evidence") or not rest:
         return False
-    if top == "celery_rabbit_delay" and (rest[0] in GONE or (len(rest) == 1 and FUNCTIONS.fullmatch(rest[0]))):
+    if top == "celery_rabbit_delay" and (rest[0] in GONE or (len(rest) == 1 and NAMES.fullmatch(rest[0]))):
         return True
     path, package = copy.joinpath(top, *rest), copy.joinpath(top, *rest[:-1])
     if path.is_dir() or path.with_suffix(".py").is_file() or package.with_suffix(".py").is_file():

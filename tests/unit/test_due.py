@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from celery_rabbit_delay import InvalidDelay
 from celery_rabbit_delay.delay.core import due
-from celery_rabbit_delay.schedule.core.due import due_at
 
 NOW = datetime(2026, 3, 1, 12, tzinfo=timezone.utc)
 
@@ -86,21 +85,6 @@ BERLIN = ZoneInfo("Europe/Berlin")
 
 
 @pytest.mark.parametrize(
-    ("eta", "countdown", "due"),
-    [
-        ("2026-03-01T13:00:00+00:00", None, NOW + timedelta(hours=1)),
-        ("2026-03-01T14:00:00", None, NOW + timedelta(hours=1)),  # Berlin's time
-        (None, 0, NOW),
-        (None, "1.5", NOW + timedelta(seconds=1.5)),
-    ],
-)
-def test_a_new_due_time_is_a_moment_or_a_time_to_wait(eta: object, countdown: object, due: datetime) -> None:
-    found = due_at(eta, countdown, NOW, BERLIN)
-    assert found == due
-    assert found.tzinfo is timezone.utc
-
-
-@pytest.mark.parametrize(
     "eta",
     [
         "9999-12-31T23:59:00-12:00",
@@ -111,13 +95,4 @@ def test_a_new_due_time_is_a_moment_or_a_time_to_wait(eta: object, countdown: ob
 )
 def test_a_due_time_that_utc_has_no_year_for_is_an_error(eta: object) -> None:
     with pytest.raises(InvalidDelay, match=r"cannot read the eta .*use an aware datetime, or an ISO 8601 string"):
-        due_at(eta, None, NOW, BERLIN)
-
-
-@pytest.mark.parametrize(
-    ("eta", "countdown"),
-    [(None, None), ("2026-03-01T13:00:00", 5), (None, -1), (None, True), (None, "soon"), (None, 1e300)],
-)
-def test_any_other_due_time_is_an_error_that_says_what_to_use(eta: object, countdown: object) -> None:
-    with pytest.raises(InvalidDelay, match=r"either eta or countdown|use a number of seconds, 0 or more"):
-        due_at(eta, countdown, NOW, BERLIN)
+        due.eta_in_utc(eta, BERLIN)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 from contextlib import nullcontext
-from datetime import datetime, timezone
+from datetime import datetime, timedelta, timezone
 from decimal import Decimal
 from typing import Any
+from zoneinfo import ZoneInfo
 
 import kombu
 import pytest
@@ -14,13 +15,14 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
-from celery_rabbit_delay import operate
+from celery_rabbit_delay import InvalidDelay, operate
 from celery_rabbit_delay.cli.groups import standalone
 from celery_rabbit_delay.delay.core import headers
 from celery_rabbit_delay.operate import connecting as connecting_
 from celery_rabbit_delay.operate.queue_names import QueueNames
 from celery_rabbit_delay.schedule.amqp import tasks as schedule_
 from celery_rabbit_delay.schedule.amqp.tasks import Scheduled, describe
+from celery_rabbit_delay.schedule.core.due import due_at
 from celery_rabbit_delay.schedule.core.journal import Record
 from celery_rabbit_delay.unreadable import Unreadable
 
@@ -113,3 +115,31 @@ def test_the_queues_that_an_exchange_leads_to_are_found_by_the_type_of_the_excha
     assert names.name("direct", "a") == names.name("direct", "b") == "two"
     assert names.name("direct", "c") == "c"
     assert names.name("", "default") == "default"
+
+
+BERLIN = ZoneInfo("Europe/Berlin")
+NOON = datetime(2026, 3, 1, 12, tzinfo=timezone.utc)
+
+
+@pytest.mark.parametrize(
+    ("eta", "countdown", "due"),
+    [
+        ("2026-03-01T13:00:00+00:00", None, NOON + timedelta(hours=1)),
+        ("2026-03-01T14:00:00", None, NOON + timedelta(hours=1)),  # Berlin's time
+        (None, 0, NOON),
+        (None, "1.5", NOON + timedelta(seconds=1.5)),
+    ],
+)
+def test_a_new_due_time_is_a_moment_or_a_time_to_wait(eta: object, countdown: object, due: datetime) -> None:
+    found = due_at(eta, countdown, NOON, BERLIN)
+    assert found == due
+    assert found.tzinfo is timezone.utc
+
+
+@pytest.mark.parametrize(
+    ("eta", "countdown"),
+    [(None, None), ("2026-03-01T13:00:00", 5), (None, -1), (None, True), (None, "soon"), (None, 1e300)],
+)
+def test_any_other_due_time_is_an_error_that_says_what_to_use(eta: object, countdown: object) -> None:
+    with pytest.raises(InvalidDelay, match=r"either eta or countdown|use a number of seconds, 0 or more"):
+        due_at(eta, countdown, NOON, BERLIN)
