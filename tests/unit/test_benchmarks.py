@@ -11,7 +11,7 @@ import pytest
 
 from celery_rabbit_delay.delay.core.names import LAYOUT
 from evidence.benchmarks.__main__ import RESULTS
-from evidence.benchmarks.contenders import SCHEDULE, Contender, Native, Ours, OursBare, QueuePerDelay
+from evidence.benchmarks.contenders import SCHEDULE, Contender, Native, Ours, QueuePerDelay
 from evidence.benchmarks.publishing import PLAIN
 from evidence.benchmarks.rows import HORIZONS, LATENESS, ROUTES
 from tests.kit.page import machine, said
@@ -75,8 +75,6 @@ def test_the_table_of_lateness_says_what_was_measured() -> None:
 
 
 def test_the_page_says_what_was_measured_besides() -> None:
-    for name in (US, NATIVE, OursBare.name):
-        assert each("memory", name) in PAGE, name
     assert each("hour_cpu_confirmed", US, "ratio", "{:.2f}") in PAGE
     assert " / ".join(f"{one['journal_broker_cpu']['one by one']['with']['ratio']:.2f}" for one in ROWS) in PAGE
 
@@ -123,16 +121,12 @@ def test_the_comparison_says_what_was_measured() -> None:
     def late(name: str) -> str:
         return each("lateness", name, "p50", "{:.0f}") + " ms"
 
-    def memory(name: str) -> str:
-        return f"{ROWS[-1]['memory'][name]['median'] / 1000:.1f} kB"
-
     comparison = said(DOCS / "comparison.md")
     for row in ("broker_cpu_confirmed", "everyday_cpu_confirmed", "broker_cpu"):
         assert f"| 1 | {ratio(row)} |" in comparison
     assert f"| 1 | {each('hour_cpu_confirmed', US, 'ratio', '{:.2f}')} |" in comparison
     whole = late(f"{US}, whole seconds")
     assert f"| {late(NATIVE)} | {whole}, fractions of a second {late(US)} |" in comparison
-    assert f"| {memory(NATIVE)} | {memory(US)} |" in comparison
 
 
 def test_every_row_says_when_and_how_it_was_measured() -> None:
