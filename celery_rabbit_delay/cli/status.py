@@ -12,10 +12,9 @@ import click
 import kombu
 
 from .. import operate
-from ..delay.core.errors import NotPermitted
+from ..delay.core.errors import DelayError
 from ..operate import HeldUp, Status
 from ..operate.queue_names import QueueNames
-from ..schedule.core.errors import StreamUnavailable
 from ..text import escape, span
 from .output import EXIT_PROBLEMS, fit, format_time, is_terminal
 from .parameters import management_option, other_queues_option
@@ -82,7 +81,7 @@ def _paused(names: QueueNames, connection: kombu.Connection, found: Status) -> l
 
     try:
         return paused(connection, names)
-    except (NotPermitted, StreamUnavailable) as exc:
+    except DelayError as exc:
         click.echo(escape(f"which queues are paused is unknown: {exc}"), err=True)
         return []
 

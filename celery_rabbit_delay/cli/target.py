@@ -28,7 +28,6 @@ from ..operate import Management, Snapshot
 from ..operate import connecting as connecting_
 from ..operate.queue_names import QueueNames
 from ..operate.replaying import Allowed
-from ..periodic.core.errors import InvalidEntry
 from ..text import escape
 from .output import is_of_output
 
@@ -230,7 +229,7 @@ def handle_errors() -> Iterator[None]:
         raise click.ClickException(
             escape(f"permission denied ({exc.reply_text}): grant the permissions of an operator, see {PERMISSIONS}")
         ) from exc
-    except (InvalidDelay, InvalidEntry) as exc:
+    except InvalidDelay as exc:
         raise click.UsageError(escape(str(exc))) from exc
     except (DelayError, AMQPError, OperationalError, OSError) as exc:
         if isinstance(exc, OSError) and is_of_output(exc):  # see `Group`

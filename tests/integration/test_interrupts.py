@@ -22,6 +22,7 @@ import pytest
 from celery import Celery
 from celery.app import defaults
 from celery.exceptions import Retry
+from celery.utils import nodenames
 
 import celery_rabbit_delay
 from celery_rabbit_delay.delay.amqp.limited import LimitedConnection
@@ -149,8 +150,9 @@ def restore_losses(app: Celery) -> None:
 
     That is so without this package, too: Kombu takes an entry out of a queue, and then notes that it is in use.
     """
-    remembers: Any = defaults.find  # a setting of Celery
-    remembers.__closure__[remembers.__code__.co_freevars.index("mutex")].cell_contents = threading.Lock()
+    remembers: Any
+    for remembers in (defaults.find, nodenames.gethostname):  # a setting of Celery, the name of the host
+        remembers.__closure__[remembers.__code__.co_freevars.index("mutex")].cell_contents = threading.Lock()
     for pool in (app.producer_pool, app.pool):
         kept = pool._resource.queue
         pool._resource, pool._dirty = LifoQueue(), set()
