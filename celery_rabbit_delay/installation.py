@@ -1,4 +1,4 @@
-"""`install`, which gives a Celery app the transport of this package.
+"""`install`, which gives a Celery app the transport of this package, and what `revoke` does then.
 
 The broker URL decides Kombu's transport, at the first connection and at every failover. To leave the URL in the app's
 configuration unchanged, `app.amqp`, which makes the app's connections, rewrites the schemes of the URLs.

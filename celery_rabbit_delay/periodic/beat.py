@@ -2,8 +2,8 @@
 
     celery -A shop beat -S rabbit-delay
 
-It is Celery's scheduler, which sends nothing unless its process holds a lock in RabbitMQ (`amqp.lock`), and notes there
-when each entry has run last. It works without `install` as well.
+It is Celery's scheduler, which sends nothing unless its process holds a lock in RabbitMQ (`periodic.lock`), and notes
+there when each entry has run last. It works without `install` as well.
 
 The active one also answers questions: what there is, and edits of entries (`periodic`), of which it leaves the result
 to the next one in the same message as the runs.

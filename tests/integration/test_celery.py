@@ -212,3 +212,14 @@ def test_an_app_whose_broker_came_back_without_its_queue_declares_it_again(vhost
         vhost.delete_queue("celery")
         app.send_task("t", countdown=0.05)
         assert vhost.take("celery", 1)
+
+
+def test_a_worker_consumes_a_queue_whose_name_is_too_long_for_an_outbox_and_says_so(
+    vhost: Vhost, make_app: MakeApp, caplog: pytest.LogCaptureFixture
+) -> None:
+    app, name = make_app(), "x" * 230
+    vhost.declare(name)
+    with app.connection_for_write() as connection, app.amqp.TaskConsumer(connection, queues=[kombu.Queue(name)]) as one:
+        assert one.consuming_from(name)
+    assert "cannot create the cascade or the outboxes" in caplog.text
+    assert "is too long for delayed messages" in caplog.text

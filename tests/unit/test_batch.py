@@ -57,19 +57,19 @@ class Sender:
         self.asked.append((plan.message.body, answered))
         return plan.message
 
-    def wait_until(self, is_done: Callable[[], bool]) -> None:
-        while not is_done():
-            if self.is_lost:
-                lost, self.asked = self.asked, []
-                for _, answered in lost:
-                    answered(RecoverableConnectionError("lost"))
-                raise RecoverableConnectionError("lost")
-            body, answered = self.asked.pop(0)
-            refusal = self.refuses.pop(body, None)
-            self.done += [] if refusal else [body]
-            answered(refusal)
+    def drain_events(self) -> None:
+        if self.is_lost:
+            lost, self.asked = self.asked, []
+            for _, answered in lost:
+                answered(RecoverableConnectionError("lost"))
+            raise RecoverableConnectionError("lost")
+        body, answered = self.asked.pop(0)
+        refusal = self.refuses.pop(body, None)
+        self.done += [] if refusal else [body]
+        answered(refusal)
 
     def stored(self, publisher: Any, sent: Any) -> None:
+        assert not self.asked, "it may close the connection"
         self.records += [f"record {plan.ticket.number}" for plan, _ in sent]
 
     def close_if_left(self) -> None:

@@ -65,7 +65,7 @@ class Batch:
     def add(self, sender: Sender, plan: Plan) -> None:
         """Send a message; first wait until there is room for it. Raises what keeps it from being sent."""
         if len(self._sent) >= self._max_size:
-            self.settle(self._max_size // 2)
+            self.settle()
         self._send(sender, plan)
 
     def _send(self, sender: Sender, plan: Plan) -> None:
@@ -87,12 +87,16 @@ class Batch:
         elif plan.ticket:
             self._stored.append((sender, plan, message))
 
-    def settle(self, most: int = 0) -> None:
-        """Wait until at most so many messages are unanswered, and tell the interceptor of those that are stored."""
+    def settle(self) -> None:
+        """Wait until no message is unanswered, and tell the interceptor of those that are stored.
+
+        Only then, because it closes the connection if it cannot record them.
+        """
         for one in list(dict.fromkeys(sender for sender, *_ in self._sent.values())):
             # After an error of the connection, all that it has not answered is refused with that.
             with suppress(AMQPError, OSError), one.turn() as connection:
-                connection.wait_until(partial(self._has_settled, one, most))
+                while one.unanswered:
+                    connection.drain_events()
         for one in list(dict.fromkeys(sender for sender, *_ in self._stored)):
             its = [(plan, message) for sender, plan, message in self._stored if sender is one]
             try:
@@ -101,9 +105,6 @@ class Batch:
             except (AMQPError, OSError, DelayError) as exc:
                 logger.warning("%d messages of a batch are stored, but not recorded: %s", len(its), exc)
             self._stored = [stored for stored in self._stored if stored[0] is not one]
-
-    def _has_settled(self, sender: Sender, most: int) -> bool:
-        return len(self._sent) <= most or not sender.unanswered
 
     def finish(self) -> None:
         """Return once the broker has stored all messages. Raises `BatchFailed`."""
@@ -118,6 +119,7 @@ class Batch:
         self._again += self._returned
         # An interrupt may have come between an answer and our note of it.
         self._again += [(sender, plan) for sender, plan, _ in self._sent.values()]
+        self._sent.clear()
         full: dict[Destination, list[Exception]] = {}
         for sender, plan in self._again:
             if len(refusals := full.get(plan.destination, [])) >= _PATIENT:

@@ -1,4 +1,4 @@
-"""The URL schemes of the transport, and the broker URLs that it replaces.
+"""The URL schemes of the transport, the broker URLs that it replaces, and the parameters of TLS in them.
 
 Importing this module registers `rabbit-delay://` and `rabbit-delays://` (TLS) with Kombu.
 """

@@ -1,4 +1,4 @@
-"""Chooses between the kinds of cascade, and creates one, and the streams beside it."""
+"""Chooses between the kinds of cascade, and creates one."""
 
 from __future__ import annotations
 

@@ -112,6 +112,8 @@ class DelayedPublisher:
             except (CascadeMissing, NotRouted) as exc:
                 failures += 1
                 if failures > REPAIRS or not self._goes_on_without(plan, enters, exc):
+                    if isinstance(exc, CascadeMissing):
+                        raise
                     raise CascadeMissing(f"no level of the cascade accepted the message ({exc}): run `setup`") from exc
 
     def _goes_on_without(self, plan: Plan, enters: int | None, exc: Exception) -> bool:

@@ -36,9 +36,9 @@ logger = logging.getLogger(__name__)
 #: The exchange type of the delayed-message-exchange plug-in, and the argument with the underlying type.
 PLUG_IN_TYPE, PLUG_IN_ARGUMENT = "x-delayed-message", "x-delayed-type"
 
-#: Seconds that a consumer waits for the broker's answer to a message that it sends back or hands on, and for which it
-#: sends none after it had none; seconds by which the clocks of two hosts may differ.
-ANSWER_WITHIN, PAUSE, CLOCKS_DIFFER = 2.0, 10.0, 5
+#: Seconds that a consumer waits for the broker's answer to what it publishes, and for which it sends back and hands on
+#: nothing after it had none; seconds by which the clocks of two hosts may differ.
+ANSWER_WITHIN, PAUSE, CLOCKS_DIFFER = 5.0, 10.0, 5
 
 
 #: Return whether the app of a `kombu.Connection` consumes from quorum queues. Its queues may change later.

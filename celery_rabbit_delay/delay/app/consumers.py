@@ -15,7 +15,7 @@ from ... import upstream
 from ..amqp.confirms import NotStored
 from ..amqp.destinations import destinations_of
 from ..amqp.transport import Channel, DeliveredMessage, UserConnection
-from ..core.errors import DestinationNotFound, NotPermitted
+from ..core.errors import DelayError, DestinationNotFound, NotPermitted
 from .handing_on import HandingOn
 
 logger = logging.getLogger(__name__)
@@ -104,7 +104,7 @@ class DelayedConsumer(kombu.Consumer):  # type: ignore[misc]
                 for destination in destinations_of(queue):
                     with suppress(DestinationNotFound):  # a `no_declare` queue may name an exchange that does not exist
                         connection.sender.lead_to(destination)
-            except (NotPermitted, NotStored, NotAllowed) as exc:  # the worker can still consume
+            except (DelayError, NotStored, NotAllowed) as exc:  # the worker can still consume
                 refused[queue.name] = exc
         if not refused.keys() <= _refused:
             _refused.update(name for name, exc in refused.items() if isinstance(exc, NotPermitted))

@@ -18,7 +18,6 @@ from celery.worker import state as worker_state
 from kombu.common import Broadcast
 
 from ... import upstream
-from ..amqp.confirms import NotStored
 from ..amqp.transport import ANSWER_WITHIN, PAUSE, DeliveredMessage, UserConnection
 from ..core import plan
 from ..core.due import eta_in_utc
@@ -87,7 +86,7 @@ class HandingOn:
             connection.sender.publish(planned, ANSWER_WITHIN)
         except (DelayError, AMQPError, OSError) as exc:
             self._warn(queue, exc)
-            if not isinstance(exc, (DelayError, NotStored)):
+            if not isinstance(exc, DelayError):
                 self._paused_until = time.monotonic() + PAUSE
             return False
         return True
@@ -107,7 +106,7 @@ class HandingOn:
         Some errors concern only this task, and a lost connection or a broker that does not answer this
         moment, so other tasks of the queue are still handed on.
         """
-        if isinstance(refusal, (DelayError, NotStored)) and not isinstance(refusal, ABOUT_ONE):
+        if isinstance(refusal, DelayError) and not isinstance(refusal, ABOUT_ONE):
             self._refused.add(queue)
         if type(refusal) not in self._warned:
             self._warned.add(type(refusal))

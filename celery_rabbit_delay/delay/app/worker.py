@@ -16,13 +16,10 @@ from celery import bootsteps
 from kombu.common import QoS
 
 from ..amqp.sender import limit_this_thread
+from ..amqp.transport import ANSWER_WITHIN
 from ..core.options import DRIVER_TYPE
 
 logger = logging.getLogger(__name__)
-
-#: Seconds for which publishing in a worker's event loop waits for the broker, then `TimeoutError`: the loop sends the
-#: heartbeats of the worker's connection.
-LOOP_WAITS_FOR = 5.0
 
 
 def has_loop(consumer: Any) -> bool:
@@ -31,7 +28,7 @@ def has_loop(consumer: Any) -> bool:
 
 
 class LimitLoop(bootsteps.StartStopStep):  # type: ignore[misc]
-    """Limits how long the event loop of a worker waits for the broker when it publishes."""
+    """Limits how long the event loop of a worker waits for the broker when it publishes: it also sends heartbeats."""
 
     requires = ("celery.worker.consumer.connection:Connection",)
 
@@ -47,7 +44,7 @@ class LimitLoop(bootsteps.StartStopStep):  # type: ignore[misc]
             logger.info("Delayed tasks wait in RabbitMQ: %s", transport.delay_options.summary)
         self._has_begun = True
         if has_loop(consumer):
-            limit_this_thread(LOOP_WAITS_FOR)
+            limit_this_thread(ANSWER_WITHIN)
 
     def stop(self, consumer: Any) -> None:
         limit_this_thread(None)

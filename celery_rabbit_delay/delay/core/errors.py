@@ -37,7 +37,7 @@ class LimitReached(DelayError):
 
 
 class CascadeMissing(DelayError):
-    """The broker lacks a part of the cascade, and `declare="passive"` forbids creating it: run `setup`."""
+    """The broker lacks a part of the cascade that `declare="passive"` forbids to create, or loses it repeatedly."""
 
 
 class DestinationNotFound(DelayError):
@@ -53,4 +53,4 @@ class MessageRefused(DelayError, ValueError):
 
 
 class NotRouted(DelayError):
-    """No level accepted the message, even after the cascade was declared again: levels are being deleted."""
+    """No queue took the message: its outbox or a level is missing. Where messages are delayed, it is sent again."""

@@ -1,8 +1,8 @@
 """The headers of a message in the cascade. Pure: dicts in, dicts out.
 
-The address of its outbox travels in the CC header (sender-selected distribution,
-https://www.rabbitmq.com/docs/sender-selected), which RabbitMQ carries through every dead-lettering as long as no
-`x-dead-letter-routing-key` is set. What `unwrap` needs travels in the header `HEADER`.
+The address of its outbox is its routing key, or where that names levels, travels in the CC header (sender-selected
+distribution, https://www.rabbitmq.com/docs/sender-selected), which RabbitMQ carries through every dead-lettering as
+long as no `x-dead-letter-routing-key` is set. What `unwrap` needs travels in the header `HEADER`.
 
 Whoever makes up a message chooses what is in its headers, so nothing in them may stop a consumer.
 """

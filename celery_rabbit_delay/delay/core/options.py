@@ -57,7 +57,7 @@ class Options:
     #: Lateness that may be traded for fewer hops: (fraction of the delay, at most this many seconds), or a fraction.
     slack: float | tuple[float, float] = (0.001, 1.0)
     #: Seconds: delays that each destination may have a queue for, which makes them one hop. Others end in one of the
-    #: first 5, or in the queue without a delay, which `()` leaves alone. May differ between processes.
+    #: first 5, or in the queue without a delay, the only one with `()`. May differ between processes.
     outboxes: Sequence[float] = DEFAULT_OUTBOXES
     #: Seconds that publishing a delayed message may wait for the broker, then `TimeoutError`; None waits for ever.
     confirm_timeout: float | None = 60.0
