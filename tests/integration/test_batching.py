@@ -270,12 +270,16 @@ def test_an_interrupt_while_a_batch_is_sent_stays_one(
 ) -> None:
     app = make_app()
 
-    def interrupted(*args: Any) -> None:
+    def interrupted(*args: Any, **kwargs: Any) -> None:
         raise SoftTimeLimitExceeded
 
-    monkeypatch.setattr(LimitedConnection, "wait_until", interrupted)
-    with pytest.raises(SoftTimeLimitExceeded), celery_rabbit_delay.batch(app):
-        app.send_task("t", countdown=30)
+    def send() -> None:
+        with monkeypatch.context() as patched, celery_rabbit_delay.batch(app):
+            app.send_task("t", countdown=30)
+            patched.setattr(LimitedConnection, "drain_events", interrupted)
+
+    with pytest.raises(SoftTimeLimitExceeded):
+        send()
 
 
 def test_a_batch_needs_install() -> None:
