@@ -276,7 +276,7 @@ def test_an_interrupt_while_a_batch_is_sent_stays_one(
     def send() -> None:
         with monkeypatch.context() as patched, celery_rabbit_delay.batch(app):
             app.send_task("t", countdown=30)
-            patched.setattr(LimitedConnection, "drain_events", interrupted)
+            patched.setattr(LimitedConnection, "read_all", interrupted)
 
     with pytest.raises(SoftTimeLimitExceeded):
         send()

@@ -66,7 +66,7 @@ def test_an_operator_needs_no_more_than_its_row(vhost: Vhost) -> None:
         for id_ in ("a", "b"):
             publish(connection, 60, correlation_id=id_)
     assert run(url, "cancel", "a", "b").code == 0
-    done = run(url, "teardown", "--yes")
+    done = run(url, "--queue", "q", "teardown", "--yes", "--delete-messages")
     assert done.code == 0, done.text
     wait_until(lambda: "celery-rabbit-delay.v3.10ms.ingest" not in vhost.names("exchanges"), "the cascade is gone")
 
