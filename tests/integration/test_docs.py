@@ -98,15 +98,10 @@ def test_the_commands_of_the_pages_on_deployment_and_leaving_work_one_after_the_
 
 @pytest.mark.long
 def test_the_commands_of_the_pages_that_a_team_asks_for_work(vhost: Vhost) -> None:
-    for page in (
-        "production.md",
-        "runbook.md",
-        "sizing.md",
-        "how-to/two-apps.md",
-    ):
-        codes = run_all(vhost, page)
-        assert codes, page
-        assert not any(code for _, code in codes), (page, codes)
+    pages = ("production.md", "runbook.md", "sizing.md", "how-to/two-apps.md")
+    codes = [one for page in pages for one in run_all(vhost, page)]
+    assert len(codes) > len(pages)
+    assert not any(code for _, code in codes), codes
 
 
 def test_one_person_is_erased_as_the_page_says_and_all_others_still_wait(vhost: Vhost) -> None:
