@@ -49,24 +49,16 @@ class Sender:
     def publisher(self, through_levels: bool = False) -> Sender:
         return self
 
-    @property
-    def unanswered(self) -> int:
-        return len(self.asked)
-
     def submit(self, plan: Plan, answered: Callable[[Exception | None], None]) -> Any:
         self.asked.append((plan.message.body, answered))
         return plan.message
 
-    def drain_events(self) -> None:
-        if self.is_lost:
-            lost, self.asked = self.asked, []
-            for _, answered in lost:
-                answered(RecoverableConnectionError("lost"))
-            raise RecoverableConnectionError("lost")
-        body, answered = self.asked.pop(0)
-        refusal = self.refuses.pop(body, None)
-        self.done += [] if refusal else [body]
-        answered(refusal)
+    def settle(self, seconds: float | None) -> None:
+        while self.asked:
+            body, answered = self.asked.pop(0)
+            refusal = RecoverableConnectionError("lost") if self.is_lost else self.refuses.pop(body, None)
+            self.done += [] if refusal else [body]
+            answered(refusal)
 
     def stored(self, publisher: Any, sent: Any) -> None:
         assert not self.asked, "it may close the connection"

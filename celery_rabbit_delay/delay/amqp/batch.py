@@ -6,7 +6,7 @@ import logging
 import os
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -93,10 +93,7 @@ class Batch:
         Only then, because it closes the connection if it cannot record them.
         """
         for one in list(dict.fromkeys(sender for sender, *_ in self._sent.values())):
-            # After an error of the connection, all that it has not answered is refused with that.
-            with suppress(AMQPError, OSError), one.turn() as connection:
-                while one.unanswered:
-                    connection.drain_events()
+            one.settle(None)  # after an error of the connection, all that it has not answered is refused with that
         for one in list(dict.fromkeys(sender for sender, *_ in self._stored)):
             its = [(plan, message) for sender, plan, message in self._stored if sender is one]
             try:

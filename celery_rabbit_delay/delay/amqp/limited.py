@@ -81,15 +81,16 @@ class LimitedConnection(pyamqp.Connection):  # type: ignore[misc]
 
         py-amqp's time-outs apply to single frames, so they never expire while a broker sends heartbeats.
         """
-        outer = self._end
+        sock = self.transport.sock if self.connected else None
+        outer, before = self._end, sock and sock.gettimeout()
         if seconds is not None:
             self._end = min(time.monotonic() + seconds, math.inf if outer is None else outer)
         try:
             yield
         finally:
             self._end = outer
-            if outer is None and self.connected and self.transport.sock:
-                self.transport.sock.settimeout(None)
+            if sock and self.connected:
+                sock.settimeout(before)  # it also holds for what is written
 
     def drain_events(self, timeout: float | None = None) -> Any:
         if self._end is None and (timeout is not None or self.patience is None):

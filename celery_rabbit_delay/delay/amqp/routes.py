@@ -45,8 +45,8 @@ class _Missing:
 class Routes:
     """What a process knows of a cascade on a broker. Whoever has a turn of a `Sender` uses it, in any thread.
 
-    An outbox is bound only once RabbitMQ has saved it to its disk. So whoever sees that it takes a
-    message need not know when, and by whom, it was created.
+    An outbox is bound only once RabbitMQ has saved it to its disk. So whoever sees that it takes a message need not
+    know when, and by whom, it was created.
     """
 
     def __init__(self, cascade: Cascade, options: Options) -> None:

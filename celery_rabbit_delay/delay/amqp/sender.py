@@ -122,10 +122,10 @@ class Sender:
             )
         return publisher
 
-    def settle(self) -> None:
-        """Wait until the broker has answered all, also the records, of which only the log says what became of them."""
+    def settle(self, seconds: float | None = CLOSING) -> None:
+        """Wait so long at most until the broker has answered all, also the records, of which only the log tells."""
         if self.unanswered:
-            with suppress(AMQPError, OSError), self.turn(CLOSING) as connection:
+            with suppress(AMQPError, OSError), self.turn(seconds) as connection:
                 connection.wait_until(lambda: not self.unanswered)
 
     @property

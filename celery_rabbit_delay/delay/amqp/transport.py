@@ -160,9 +160,11 @@ class Channel(pyamqp.Channel):  # type: ignore[misc]
         if state is None or headers_.X_DELIVERY_TIME not in message.headers or not self.auto_decode:
             return False
         connection, now = self.connection, Now(datetime.now(timezone.utc), time.monotonic_ns())
-        margin = CLOCKS_DIFFER if headers_.has_eta(message.headers, state.due) else 0  # Celery's worker holds it
-        if state.due <= now.utc + timedelta(seconds=margin):
+        early = state.due - now.utc
+        if early <= timedelta(0):
             return False
+        if early <= timedelta(seconds=CLOCKS_DIFFER) and headers_.has_eta(message.headers, state.due):
+            return False  # Celery's worker holds it
         if time.monotonic() < self._paused_until:
             return True
         options, info, queue = connection.delay_options, message.delivery_info, message.taken_from

@@ -72,7 +72,9 @@ class HandingOn:
         ):
             return False
         message.ack()
-        self._tell_once(queue.name)
+        if not self._has_told:
+            logger.info("Tasks come from %r before they are due: they are handed on, and wait in RabbitMQ", queue.name)
+        self._has_told = True
         return True
 
     def _publish(self, message: DeliveredMessage, queue: str, due: datetime) -> bool:
@@ -94,11 +96,6 @@ class HandingOn:
     def finish(self) -> None:
         """Take no more."""
         self.is_over = True
-
-    def _tell_once(self, queue: str) -> None:
-        if not self._has_told:
-            logger.info("Tasks come from %r before they are due: they are handed on, and wait in RabbitMQ", queue)
-        self._has_told = True
 
     def _warn(self, queue: str, refusal: Exception) -> None:
         """Log why a task is not handed on, once per kind of reason, and stop handing on tasks of its queue.

@@ -8,4 +8,4 @@ class InvalidEntry(DelayError, ValueError):
 
 
 class EntryConflict(DelayError):
-    """Somebody else has changed the periodic entry since it was looked at. The message says who, and when."""
+    """Somebody else has changed the periodic entry since it was looked at: look again, and try again."""
