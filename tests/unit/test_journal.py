@@ -281,6 +281,16 @@ def test_ages_are_whole_seconds_as_rabbitmq_wants_them() -> None:
         assert stream.queue.arguments["x-max-age"] == f"{stream.max_age}s"
 
 
+def test_a_message_has_a_hundred_records_of_one_stream_or_100_kb_or_one_that_is_larger() -> None:
+    small, large, huge = (Record(1, 2, "id", b"", bytes(size)) for size in (1, 30_000, 200_000))
+    one, other = streams.journals(CASCADE)[:2]
+    sent = [(one, small)] * 250 + [(other, large), (one, large)] * 4 + [(one, huge)]
+    packs = list(journal.packs(sent))
+    sizes = [(stream, len(pack)) for stream, pack in packs]
+    assert sizes == [(one, 100), (one, 100), (other, 3), (one, 53), (one, 1), (one, 1), (other, 1)]
+    assert sorted((stream, record) for stream, pack in packs for record in pack) == sorted(sent)
+
+
 def test_a_record_knows_about_how_large_it_is() -> None:
     record = Record(1, 2, "id", b"properties", b"body")
     message = journal.pack_records([record])

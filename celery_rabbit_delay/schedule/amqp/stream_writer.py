@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from functools import partial
 
 from amqp import Message
@@ -24,9 +24,6 @@ from ..core.journal import Record
 from .making import create_streams
 
 logger = logging.getLogger(__name__)
-
-#: The maximum number of records, and of their bytes, in one message of a stream. Fewer messages are faster to read.
-_MAX_RECORDS, _MAX_BYTES = 100, 100_000
 
 #: Bytes of a record that RabbitMQ takes by default, of 16 MiB: the message alone may just fit.
 _LARGEST = 16 * 1024 * 1024 - 10_000
@@ -79,7 +76,7 @@ class StreamWriter:
     def store(self, records: Iterable[tuple[Stream, Record]]) -> None:
         """Store the records of messages that are stored, many in one message. Log a warning if that fails."""
         bodies: dict[Stream, list[bytes]] = {}
-        for stream, pack in packs(records):
+        for stream, pack in journal.packs(records):
             bodies.setdefault(stream, []).append(journal.pack_records(pack))
         for stream, some in bodies.items():
             try:
@@ -145,15 +142,3 @@ def record_of(plan: Plan, message: Message) -> Record | None:
         logger.warning("The message %r is sent without being recorded: it is too large to record", plan.id)
         return None
     return record
-
-
-def packs(records: Iterable[tuple[Stream, Record]]) -> Iterator[tuple[Stream, list[Record]]]:
-    """Yield records of the same stream together, as many as one message of it holds."""
-    open_: dict[Stream, list[Record]] = {}
-    for stream, record in records:
-        pack = open_.setdefault(stream, [])
-        if len(pack) >= _MAX_RECORDS or (pack and sum(one.size for one in pack) + record.size > _MAX_BYTES):
-            yield stream, pack
-            pack = open_[stream] = []
-        pack.append(record)
-    yield from open_.items()

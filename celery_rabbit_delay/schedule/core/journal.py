@@ -1,15 +1,19 @@
-"""What the streams of the journal contain: a record of each delayed message. Pure."""
+"""What the streams of the journal contain: records of delayed messages, and how many of them one message has. Pure."""
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
+from ...delay.core.topology import Stream
 from ...unreadable import reading
 
 _RECORD = b"r"
 _HEAD = struct.Struct(">QQHII")  # due, number, length of id, of properties, of body
+
+#: The maximum number of records, and of their bytes, in one message of a stream. Fewer messages are faster to read.
+_MAX_RECORDS, _MAX_BYTES = 100, 100_000
 
 
 class Record(NamedTuple):
@@ -30,6 +34,18 @@ class Record(NamedTuple):
     def size(self) -> int:
         """The approximate size in bytes."""
         return _HEAD.size + len(self.id) + len(self.properties) + len(self.body)
+
+
+def packs(records: Iterable[tuple[Stream, Record]]) -> Iterator[tuple[Stream, list[Record]]]:
+    """Yield records of the same stream together, as many as one message of it holds."""
+    open_: dict[Stream, list[Record]] = {}
+    for stream, record in records:
+        pack = open_.setdefault(stream, [])
+        if len(pack) >= _MAX_RECORDS or (pack and sum(one.size for one in pack) + record.size > _MAX_BYTES):
+            yield stream, pack
+            pack = open_[stream] = []
+        pack.append(record)
+    yield from open_.items()
 
 
 def pack_records(records: Iterable[Record]) -> bytes:
