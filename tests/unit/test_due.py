@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 from datetime import datetime, timedelta, timezone, tzinfo
+from typing import Any
 from zoneinfo import ZoneInfo
 
 import pytest
+from celery.utils.time import maybe_iso8601, maybe_make_aware
 from dateutil.parser import isoparse
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,6 +14,40 @@ from celery_rabbit_delay import InvalidDelay
 from celery_rabbit_delay.delay.core import due
 
 NOW = datetime(2026, 3, 1, 12, tzinfo=timezone.utc)
+TASK = {"task": "shop.order", "id": "1", "eta": "2026-03-01T12:00:10+00:00"}
+
+
+@pytest.mark.parametrize(
+    ("headers", "delayed"),
+    [
+        (None, False),
+        ({}, False),
+        ({"task": "t", "eta": None}, False),
+        ({"eta": "2026-03-01T12:00:10"}, False),  # not a task: an eta of the user's own
+        (TASK, True),
+        ({"x-delay": 5}, True),
+        ({"x-delay": 0}, True),
+    ],
+)
+def test_tasks_with_an_eta_and_messages_with_x_delay_are_delayed(headers: Any, delayed: bool) -> None:
+    assert due.is_delayed(headers) is delayed
+
+
+@pytest.mark.parametrize("eta", ["2026-03-01T12:00:10", "2026-03-01T12:00:10+00:00", "2026-03-01T14:00:10+02:00"])
+def test_an_eta_without_a_time_zone_is_in_utc_as_celerys_worker_reads_it(eta: str) -> None:
+    assert due.delay_of({**TASK, "eta": eta}, NOW) == 10_000_000
+    assert maybe_make_aware(maybe_iso8601(eta), ZoneInfo("Europe/Berlin")) == NOW + timedelta(seconds=10)
+
+
+def test_an_x_delay_is_enough_and_the_later_of_eta_and_x_delay_counts() -> None:
+    assert due.delay_of({"x-delay": 5000}, NOW) == 5_000_000
+    assert due.delay_of({**TASK, "x-delay": 5000}, NOW) == 10_000_000
+    assert due.delay_of({**TASK, "x-delay": 20000}, NOW) == 20_000_000
+
+
+def test_a_bad_header_is_an_error_even_beside_a_good_one() -> None:
+    with pytest.raises(InvalidDelay):
+        due.delay_of({**TASK, "x-delay": "soon"}, NOW)
 
 
 @pytest.mark.parametrize(

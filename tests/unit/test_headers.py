@@ -2,14 +2,12 @@ from __future__ import annotations
 
 from datetime import datetime, timedelta, timezone
 from typing import Any
-from zoneinfo import ZoneInfo
 
 import pytest
-from celery.utils.time import maybe_iso8601, maybe_make_aware
 from hypothesis import given
 from hypothesis import strategies as st
 
-from celery_rabbit_delay import InvalidDelay, InvalidDestination
+from celery_rabbit_delay import InvalidDestination
 from celery_rabbit_delay.delay.core import headers as headers_
 from celery_rabbit_delay.delay.core.destination import Destination, of
 from celery_rabbit_delay.delay.core.headers import HEADER, Delivery, resent, unwrap, without_native_delay
@@ -29,39 +27,6 @@ def arrived(wrapped: dict[str, Any], destination: Destination, **more: Any) -> D
 
 def death(queue: str, **more: Any) -> dict[str, Any]:
     return {"queue": queue, "exchange": "x", "routing-keys": ["k"], "reason": "expired", "count": 1, **more}
-
-
-@pytest.mark.parametrize(
-    ("headers", "delayed"),
-    [
-        (None, False),
-        ({}, False),
-        ({"task": "t", "eta": None}, False),
-        ({"eta": "2026-07-01T12:00:10"}, False),  # not a task: an eta of the user's own
-        (TASK, True),
-        ({"x-delay": 5}, True),
-        ({"x-delay": 0}, True),
-    ],
-)
-def test_tasks_with_an_eta_and_messages_with_x_delay_are_delayed(headers: Any, delayed: bool) -> None:
-    assert headers_.is_delayed(headers) is delayed
-
-
-@pytest.mark.parametrize("eta", ["2026-07-01T12:00:10", "2026-07-01T12:00:10+00:00", "2026-07-01T14:00:10+02:00"])
-def test_an_eta_without_a_time_zone_is_in_utc_as_celerys_worker_reads_it(eta: str) -> None:
-    assert headers_.delay_of({**TASK, "eta": eta}, NOW) == 10_000_000
-    assert maybe_make_aware(maybe_iso8601(eta), ZoneInfo("Europe/Berlin")) == NOW + timedelta(seconds=10)
-
-
-def test_an_x_delay_is_enough_and_the_later_of_eta_and_x_delay_counts() -> None:
-    assert headers_.delay_of({"x-delay": 5000}, NOW) == 5_000_000
-    assert headers_.delay_of({**TASK, "x-delay": 5000}, NOW) == 10_000_000
-    assert headers_.delay_of({**TASK, "x-delay": 20000}, NOW) == 20_000_000
-
-
-def test_a_bad_header_is_an_error_even_beside_a_good_one() -> None:
-    with pytest.raises(InvalidDelay):
-        headers_.delay_of({**TASK, "x-delay": "soon"}, NOW)
 
 
 def test_a_wrapped_message_has_what_it_was_sent_to_and_its_due_time() -> None:

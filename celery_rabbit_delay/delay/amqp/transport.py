@@ -17,11 +17,10 @@ from typing import Any
 from amqp.exceptions import AMQPError, InternalError, PreconditionFailed, RecoverableConnectionError
 from kombu.transport import pyamqp
 
-from ..core import headers as headers_
-from ..core import plan
+from ..core import due, plan
 from ..core.destination import is_short_lived
 from ..core.errors import DelayError, UnsupportedConfiguration
-from ..core.headers import Delivery, State, read_state, unwrap, without_native_delay
+from ..core.headers import X_DELIVERY_TIME, Delivery, State, read_state, unwrap, without_native_delay
 from ..core.options import DRIVER_TYPE, OPTIONS, Options
 from ..core.plan import Now
 from . import batch
@@ -81,14 +80,14 @@ class Channel(pyamqp.Channel):  # type: ignore[misc]
     def _publish(
         self, publish: Callable[..., Any], msg: Any, exchange: str, routing_key: str, *args: Any, **kwargs: Any
     ) -> Any:
-        if not headers_.is_delayed(msg.headers):
+        if not due.is_delayed(msg.headers):
             return publish(msg, exchange, routing_key, *args, **kwargs)
         connection = self.connection
         if connection is None:  # what py-amqp raises for a message without a delay
             raise RecoverableConnectionError("basic_publish: connection closed")
         options, bound, get_ticket = connection.delay_options, connection.bound, connection.interceptor.ticket
         now = Now(datetime.now(timezone.utc), time.monotonic_ns())
-        delay = headers_.delay_of(msg.headers, now.utc)
+        delay = due.delay_of(msg.headers, now.utc)
         if delay <= 0:
             return publish(msg, exchange, routing_key, *args, **kwargs)
         planned = plan.of_new(msg, msg.headers, exchange, routing_key, delay, now, options, bound, get_ticket)
@@ -157,13 +156,13 @@ class Channel(pyamqp.Channel):  # type: ignore[misc]
         `take` gets, without `auto_decode`, stays where it is.
         """
         state = state_of(message)
-        if state is None or headers_.X_DELIVERY_TIME not in message.headers or not self.auto_decode:
+        if state is None or X_DELIVERY_TIME not in message.headers or not self.auto_decode:
             return False
         connection, now = self.connection, Now(datetime.now(timezone.utc), time.monotonic_ns())
         early = state.due - now.utc
         if early <= timedelta(0):
             return False
-        if early <= timedelta(seconds=CLOCKS_DIFFER) and headers_.has_eta(message.headers, state.due):
+        if early <= timedelta(seconds=CLOCKS_DIFFER) and due.has_eta(message.headers, state.due):
             return False  # Celery's worker holds it
         if time.monotonic() < self._paused_until:
             return True

@@ -1,21 +1,50 @@
-"""The time until a message is due, in microseconds. Pure: `now` is an argument.
+"""When a message is due: whether its headers ask for a delay, and for how long. Pure: `now` is an argument.
 
-`eta`, `countdown` and `x-delay` are converted here. All arithmetic is on integers: no rounding makes a message early.
+Celery makes an eta of a countdown. All arithmetic is on integers: no rounding makes a message early.
 """
 
 from __future__ import annotations
 
 import math
 import re
+from collections.abc import Mapping
 from datetime import datetime, timedelta, timezone, tzinfo
 
 from dateutil.parser import isoparse  # Celery's worker parses an eta with it
 
 from .errors import InvalidDelay
 
+X_DELAY = "x-delay"
+
 _CELERY_FORMAT = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{6})?([+-]\d\d:\d\d)?", re.ASCII).fullmatch
 
 _MICROSECOND = timedelta(microseconds=1)
+
+
+def is_delayed(headers: Mapping[str, object] | None) -> bool:
+    """Return whether the headers ask for a delay: an eta of Celery's task protocol 2, or `x-delay`."""
+    return headers is not None and bool((headers.get("eta") and "task" in headers) or headers.get(X_DELAY) is not None)
+
+
+def delay_of(headers: Mapping[str, object], now: datetime) -> int:
+    """Return the delay that headers ask for, in microseconds, ≤ 0 if past. Raises `InvalidDelay`.
+
+    With both an eta and an `x-delay`, the later one applies.
+    """
+    delays = []
+    if headers.get("eta") and "task" in headers:
+        delays.append(microseconds_until(eta_in_utc(headers["eta"]), now))
+    if headers.get(X_DELAY) is not None:
+        delays.append(parse_x_delay(headers[X_DELAY]))
+    return max(delays)
+
+
+def has_eta(headers: Mapping[str, object], due: datetime) -> bool:
+    """Return whether headers have an eta that is less than a second before a due time."""
+    try:
+        return "task" in headers and due - eta_in_utc(headers["eta"]) < timedelta(seconds=1)
+    except (KeyError, InvalidDelay):
+        return False
 
 
 def eta_in_utc(eta: object, naive_timezone: tzinfo = timezone.utc, name: str = "the eta") -> datetime:

@@ -1,4 +1,4 @@
-"""The headers of a message in the cascade. Pure: dicts in, dicts out.
+"""The headers of a message while it waits in the cascade, and how they are taken off again. Pure: dicts in, dicts out.
 
 The address of its outbox is its routing key, or where that names levels, travels in the CC header (sender-selected
 distribution, https://www.rabbitmq.com/docs/sender-selected), which RabbitMQ carries through every dead-lettering as
@@ -14,15 +14,13 @@ from collections.abc import Mapping
 from datetime import datetime, timedelta, timezone
 from typing import Any, NamedTuple
 
-from .due import eta_in_utc, microseconds_until, parse_x_delay
-from .errors import InvalidDelay, InvalidDestination
+from .due import X_DELAY
+from .errors import InvalidDestination
 from .routing_key import is_reserved
 
 #: The package's header: {"prefix": str, "exchange": str, "routing_key": str, "due": int}, and optionally "n": int and
 #: "queue": str (see `State`).
 HEADER = "x-celery-rabbit-delay"
-
-X_DELAY = "x-delay"
 
 #: When RabbitMQ lets a message out of a quorum queue, in milliseconds since 1970 by the clock of the queue's leader.
 #: Any other type than a whole number has no effect. It stays on the message.
@@ -63,32 +61,6 @@ class Delivery(NamedTuple):
     exchange: str
     routing_key: str
     headers: dict[str, Any]
-
-
-def is_delayed(headers: Headers | None) -> bool:
-    """Return whether the headers ask for a delay: an eta of Celery's task protocol 2, or `x-delay`."""
-    return headers is not None and bool((headers.get("eta") and "task" in headers) or headers.get(X_DELAY) is not None)
-
-
-def delay_of(headers: Headers, now: datetime) -> int:
-    """Return the delay that headers ask for, in microseconds, ≤ 0 if past. Raises `InvalidDelay`.
-
-    With both an eta and an `x-delay`, the later one applies.
-    """
-    delays = []
-    if headers.get("eta") and "task" in headers:
-        delays.append(microseconds_until(eta_in_utc(headers["eta"]), now))
-    if headers.get(X_DELAY) is not None:
-        delays.append(parse_x_delay(headers[X_DELAY]))
-    return max(delays)
-
-
-def has_eta(headers: Headers, due: datetime) -> bool:
-    """Return whether headers have an eta that is less than a second before a due time."""
-    try:
-        return "task" in headers and due - eta_in_utc(headers["eta"]) < timedelta(seconds=1)
-    except (KeyError, InvalidDelay):
-        return False
 
 
 def message_id(properties: Headers, headers: Headers) -> str:
