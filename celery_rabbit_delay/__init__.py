@@ -28,7 +28,7 @@ from .delay.core.errors import (
 if TYPE_CHECKING:
     from .cli.page import page
     from .delay.amqp.batch import BatchFailed
-    from .delay.app.batches import batch
+    from .delay.app.apps import batch
     from .delay.core.options import Options
     from .installation import install
     from .periodic.core.errors import EntryConflict, InvalidEntry
@@ -77,7 +77,7 @@ _WHERE = {
     "BatchFailed": ".delay.amqp.batch",
     "Options": ".delay.core.options",
     "Scheduled": ".schedule.amqp.tasks",
-    "batch": ".delay.app.batches",
+    "batch": ".delay.app.apps",
     "install": ".installation",
     "page": ".cli.page",
     **dict.fromkeys(("EntryConflict", "InvalidEntry"), ".periodic.core.errors"),

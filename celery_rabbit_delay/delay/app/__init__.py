@@ -1,1 +1,1 @@
-"""The integration into Celery: `install`, `batch`, the workers' consumers, signals."""
+"""The integration into Celery: `batch`, the workers' consumers, signals."""
