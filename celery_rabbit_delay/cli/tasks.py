@@ -15,7 +15,7 @@ from ..delay.core.headers import milliseconds
 from ..schedule.amqp import reschedule as reschedule_
 from ..schedule.amqp import tasks as schedule_
 from ..schedule.amqp.tasks import Scheduled
-from ..schedule.core.due import due_at
+from ..schedule.core.new_due_time import due_at
 from ..schedule.core.search import matching, parse
 from ..text import counted, escape
 from .output import (

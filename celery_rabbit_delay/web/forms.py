@@ -16,7 +16,7 @@ from ..delay.core.due import eta_in_utc
 from ..delay.core.errors import InvalidDelay
 from ..periodic.core.entries import SENT_WITH, parse_fields
 from ..periodic.operate import PeriodicTask
-from ..schedule.core.due import due_at
+from ..schedule.core.new_due_time import due_at
 from .index import NUMBERS
 from .search import Filter
 

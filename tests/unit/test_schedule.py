@@ -22,8 +22,8 @@ from celery_rabbit_delay.operate import connecting as connecting_
 from celery_rabbit_delay.operate.queue_names import QueueNames
 from celery_rabbit_delay.schedule.amqp import tasks as schedule_
 from celery_rabbit_delay.schedule.amqp.tasks import Scheduled, describe
-from celery_rabbit_delay.schedule.core.due import due_at
 from celery_rabbit_delay.schedule.core.journal import Record
+from celery_rabbit_delay.schedule.core.new_due_time import due_at
 from celery_rabbit_delay.unreadable import Unreadable
 
 DUE = datetime(2030, 1, 31, 12, tzinfo=timezone.utc)

@@ -21,7 +21,7 @@ from ...operate.replaying import Allowed
 from ..amqp import reschedule as amqp_reschedule
 from ..amqp import tasks as schedule
 from ..amqp.tasks import Scheduled
-from ..core.due import due_at
+from ..core.new_due_time import due_at
 
 
 def scheduled(
