@@ -16,7 +16,7 @@ from celery_rabbit_delay.delay.core import headers
 from celery_rabbit_delay.delay.core.destination import Destination
 from celery_rabbit_delay.delay.core.names import LAYOUT
 from celery_rabbit_delay.delay.core.topology import Cascade
-from celery_rabbit_delay.operate.topology import Topology
+from celery_rabbit_delay.operate.all_parts import Topology
 from celery_rabbit_delay.schedule.core import changes, journal, streams
 from celery_rabbit_delay.schedule.core.changes import Pause
 

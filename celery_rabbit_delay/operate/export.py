@@ -10,7 +10,7 @@ from typing import Any
 import kombu
 
 from ..delay.core.options import Options
-from .topology import Topology
+from .all_parts import Topology
 
 
 def definitions(topology: Topology, vhost: str) -> str:

@@ -17,10 +17,10 @@ from ..delay.core.destination import Destination
 from ..delay.core.errors import DelayError, DestinationNotFound
 from ..delay.core.options import HOLDS_MESSAGES, Options
 from ..delay.core.topology import Cascade
+from .all_parts import Topology
 from .cascades import cascades, existing, existing_outboxes, longest
 from .management import Management, Snapshot
 from .status import status
-from .topology import Topology
 
 #: Seconds after which the counts of the management API, which are five late, show what was on its way.
 _QUIET = 12

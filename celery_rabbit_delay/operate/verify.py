@@ -20,9 +20,9 @@ from ..delay.core.levels import Level, Route
 from ..delay.core.options import Options
 from ..delay.core.topology import Binding, Cascade, Exchange, Queue, Stream
 from .addresses import outbox_of
+from .all_parts import Topology
 from .cascades import cascades, existing_outboxes, with_longer_levels
 from .management import Snapshot
-from .topology import Topology
 
 #: Policy keys that also affect queues with such arguments: the lower value applies, so that messages leave early, are
 #: deleted with their queue, or are refused by a full one (https://www.rabbitmq.com/docs/parameters#policies).

@@ -19,7 +19,7 @@ from celery_rabbit_delay.cli import groups
 from celery_rabbit_delay.cli.target import Target
 from celery_rabbit_delay.delay.core.destination import Destination
 from celery_rabbit_delay.delay.core.topology import Cascade
-from celery_rabbit_delay.operate.topology import Topology
+from celery_rabbit_delay.operate.all_parts import Topology
 from celery_rabbit_delay.schedule.core import streams
 from tests.kit.abilities import Ability
 from tests.kit.broker import QUICK, Vhost

@@ -18,7 +18,7 @@ from celery_rabbit_delay.delay.core.levels import fewest_set_bits
 from celery_rabbit_delay.delay.core.options import TEN_YEARS
 from celery_rabbit_delay.delay.core.topology import Binding, Cascade, Exchange, Queue
 from celery_rabbit_delay.operate.addresses import outbox_of
-from celery_rabbit_delay.operate.topology import Topology
+from celery_rabbit_delay.operate.all_parts import Topology
 from celery_rabbit_delay.schedule.core.streams import all_streams
 from tests.kit.broker_model import BrokerModel
 

@@ -11,7 +11,7 @@ from celery_rabbit_delay import Options
 from celery_rabbit_delay.delay.core.destination import Destination
 from celery_rabbit_delay.delay.core.topology import Queue
 from celery_rabbit_delay.operate.addresses import outbox_of
-from celery_rabbit_delay.operate.topology import Topology
+from celery_rabbit_delay.operate.all_parts import Topology
 from celery_rabbit_delay.schedule.core.streams import all_streams
 from tests.kit.broker_model import BrokerModel
 from tools import diagrams

@@ -8,7 +8,7 @@ from pathlib import Path
 from celery_rabbit_delay import Options
 from celery_rabbit_delay.delay.core.destination import Destination
 from celery_rabbit_delay.delay.core.levels import MOST_COMBINED
-from celery_rabbit_delay.operate.topology import Topology
+from celery_rabbit_delay.operate.all_parts import Topology
 from celery_rabbit_delay.schedule.core import streams
 from tests.kit.commands import documented_permissions, granted_by
 

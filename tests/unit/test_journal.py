@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from celery_rabbit_delay import DelayError, Options
 from celery_rabbit_delay.delay.core import routing_key
-from celery_rabbit_delay.operate.topology import Topology
+from celery_rabbit_delay.operate.all_parts import Topology
 from celery_rabbit_delay.schedule.core import changes, journal, streams
 from celery_rabbit_delay.schedule.core.changes import Changes, Pause
 from celery_rabbit_delay.schedule.core.journal import Record
