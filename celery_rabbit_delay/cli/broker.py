@@ -126,7 +126,7 @@ def teardown(target: Target, delete_messages: bool, with_beat: bool, management_
     The queue of `celery beat -S rabbit-delay` is no part of the cascade: it is named, and --beat deletes it, with
     --management-url those of all apps with the prefix.
     """
-    from ..periodic.operate import beat_queues, delete_beat_queues
+    from ..periodic.beat_status import beat_queues, delete_beat_queues
 
     with target.connected(recorded=True) as connection:
         management = management_of(management_url, connection)

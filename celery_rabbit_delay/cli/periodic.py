@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 
 import click
 
+from ..periodic.beat_status import PeriodicTask
 from ..periodic.core.entries import SENT_WITH, parse_fields
-from ..periodic.operate import PeriodicTask
 from ..text import escape
 from .output import fit, format_time, is_terminal
 from .parameters import check_names, json_option

@@ -21,7 +21,7 @@ from .parameters import management_option, other_queues_option
 from .target import Target, pass_target, snapshot_of
 
 if TYPE_CHECKING:
-    from ..periodic.operate import BeatStatus
+    from ..periodic.beat_status import BeatStatus
     from ..schedule.core.changes import Pause
 
 RUNBOOK = "https://github.com/celery-rabbit-delay/celery-rabbit-delay/blob/main/docs/runbook.md"

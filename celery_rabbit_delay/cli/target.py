@@ -32,7 +32,7 @@ from ..text import escape
 from .output import is_of_output
 
 if TYPE_CHECKING:
-    from ..periodic.operate import BeatStatus
+    from ..periodic.beat_status import BeatStatus
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -156,7 +156,7 @@ class AppTarget(Target):
         return queues_of(self.app)
 
     def beat(self, connection: kombu.Connection) -> BeatStatus | None:
-        from ..periodic.operate import beat_status
+        from ..periodic.beat_status import beat_status
 
         return beat_status(connection, self.beat_queue())
 

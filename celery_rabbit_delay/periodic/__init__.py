@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .api import add, change, disable, enable, entries, remove, run_now
-    from .operate import PeriodicTask
+    from .beat_status import PeriodicTask
 
 __all__ = ["PeriodicTask", "add", "change", "disable", "enable", "entries", "remove", "run_now"]
 
@@ -16,4 +16,4 @@ __all__ = ["PeriodicTask", "add", "change", "disable", "enable", "entries", "rem
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(".operate" if name == "PeriodicTask" else ".api", __name__), name)
+    return getattr(import_module(".beat_status" if name == "PeriodicTask" else ".api", __name__), name)

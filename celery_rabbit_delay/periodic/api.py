@@ -19,10 +19,10 @@ from celery import Celery
 from ..delay.core.errors import DelayError
 from ..operate.connecting import connected
 from .beat import queue_of
+from .beat_status import PeriodicTask, read_status
 from .core.entries import Edit
 from .core.errors import EntryConflict, InvalidEntry
 from .lock import NoHolder, ask
-from .operate import PeriodicTask, read_status
 from .schedules import definition_of
 
 PeriodicTask.__module__ = __package__  # where users find it

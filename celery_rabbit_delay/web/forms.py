@@ -14,8 +14,8 @@ from flask import abort, g, request, url_for
 from ..delay.core import headers as headers_
 from ..delay.core.due import eta_in_utc
 from ..delay.core.errors import InvalidDelay
+from ..periodic.beat_status import PeriodicTask
 from ..periodic.core.entries import SENT_WITH, parse_fields
-from ..periodic.operate import PeriodicTask
 from ..schedule.core.new_due_time import due_at
 from .index import NUMBERS
 from .search import Filter

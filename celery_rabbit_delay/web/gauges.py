@@ -10,7 +10,7 @@ from prometheus_client.core import GaugeMetricFamily as Gauge
 from prometheus_client.registry import Collector
 
 from ..operate import Status
-from ..periodic.operate import BeatStatus
+from ..periodic.beat_status import BeatStatus
 from .overview import Overview
 from .printing import clean
 

@@ -20,7 +20,7 @@ from ..operate import Orphan, Snapshot, Status
 from ..operate import connecting as connecting_
 from ..operate.queue_names import QueueNames
 from ..operate.replaying import Allowed
-from ..periodic.operate import BeatStatus
+from ..periodic.beat_status import BeatStatus
 from ..schedule.amqp import reschedule as reschedule_
 from ..schedule.amqp import tasks as schedule_
 from ..schedule.amqp.clocks import utc_ms

@@ -9,7 +9,7 @@ from collections.abc import Callable, Hashable, Mapping
 from typing import Any, NamedTuple, TypeVar
 
 from ..operate import Status
-from ..periodic.operate import BeatStatus
+from ..periodic.beat_status import BeatStatus
 from ..schedule.amqp.clocks import utc_ms
 from . import search
 from .index import Row

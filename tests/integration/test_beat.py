@@ -21,10 +21,10 @@ from celery.schedules import crontab
 
 from celery_rabbit_delay import CascadeConflict, NotPermitted, UnsupportedConfiguration
 from celery_rabbit_delay.periodic import beat
+from celery_rabbit_delay.periodic.beat_status import BeatStatus, beat_status
 from celery_rabbit_delay.periodic.core.entries import Edit, State, dump
 from celery_rabbit_delay.periodic.core.runs import Run
 from celery_rabbit_delay.periodic.lock import Lock
-from celery_rabbit_delay.periodic.operate import BeatStatus, beat_status
 from tests.kit.broker import Vhost
 from tests.kit.commands import celery, management, run
 from tests.kit.commands import documented_permissions as documented

@@ -16,10 +16,10 @@ from celery.schedules import crontab
 
 from celery_rabbit_delay import DelayError, EntryConflict, InvalidEntry, periodic
 from celery_rabbit_delay.periodic import beat
+from celery_rabbit_delay.periodic.beat_status import PeriodicTask
 from celery_rabbit_delay.periodic.core import entries as periodic_core
 from celery_rabbit_delay.periodic.core.entries import Edit, State, Written
 from celery_rabbit_delay.periodic.lock import REPLY_TO, Lock
-from celery_rabbit_delay.periodic.operate import PeriodicTask
 from celery_rabbit_delay.periodic.schedules import definition_of
 from tests.kit.broker import Vhost
 from tests.kit.commands import documented_permissions as documented

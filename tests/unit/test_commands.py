@@ -26,7 +26,7 @@ from celery_rabbit_delay.cli.target import handle_errors
 from celery_rabbit_delay.operate import Orphan, Status
 from celery_rabbit_delay.operate import connecting as connecting_
 from celery_rabbit_delay.operate.status import LevelStatus
-from celery_rabbit_delay.periodic.operate import BeatStatus
+from celery_rabbit_delay.periodic.beat_status import BeatStatus
 from celery_rabbit_delay.schedule.amqp import tasks as schedule_
 from celery_rabbit_delay.schedule.amqp.tasks import Scheduled
 from tests.kit.commands import PROGRAM, closed_pipe
