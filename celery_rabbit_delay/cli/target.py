@@ -24,8 +24,7 @@ from ..delay.core.destination import Destination
 from ..delay.core.errors import PERMISSIONS, DelayError, InvalidDelay, UnsupportedConfiguration
 from ..delay.core.options import DRIVER_TYPE, OPTIONS, Options
 from ..delay.core.routing_key import MAX_LENGTH
-from ..operate import Management, Snapshot
-from ..operate import connecting as connecting_
+from ..operate import Management, Snapshot, broker_connection
 from ..operate.queue_names import QueueNames
 from ..operate.replaying import Allowed
 from ..text import escape
@@ -101,7 +100,7 @@ class Target(ABC):
 
         Shows errors without a traceback.
         """
-        with handle_errors(), connecting_.connected(self.connection(recorded)) as connection:
+        with handle_errors(), broker_connection.connected(self.connection(recorded)) as connection:
             if exists:
                 operate.require(connection, recorded, self.implies_schedule)
             yield connection

@@ -14,8 +14,8 @@ from amqp import Message
 from ..delay.amqp import declare
 from ..delay.core.headers import State, read_state
 from . import replaying
+from .broker_connection import own_channel
 from .cascades import require
-from .connecting import own_channel
 from .queue_names import QueueNames
 
 

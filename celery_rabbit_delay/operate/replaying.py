@@ -24,7 +24,7 @@ from ..delay.core.errors import DelayError
 from ..delay.core.headers import Delivery, State, read_state, resent
 from ..delay.core.plan import Now
 from ..delay.core.topology import Cascade
-from .connecting import own_channel
+from .broker_connection import own_channel
 
 if TYPE_CHECKING:
     from ..delay.amqp.transport import UserConnection

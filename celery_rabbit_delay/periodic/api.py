@@ -17,7 +17,7 @@ from amqp.exceptions import NotFound
 from celery import Celery
 
 from ..delay.core.errors import DelayError
-from ..operate.connecting import connected
+from ..operate.broker_connection import connected
 from .beat import queue_of
 from .beat_status import PeriodicTask, read_status
 from .core.entries import Edit

@@ -33,7 +33,7 @@ from kombu.exceptions import OperationalError
 from .. import upstream
 from ..delay.core.errors import DelayError, InvalidOption
 from ..delay.core.options import options_with
-from ..operate.connecting import ensure_connection
+from ..operate.broker_connection import ensure_connection
 from ..unreadable import Unreadable
 from .core import entries as periodic
 from .core import runs as core

@@ -24,7 +24,7 @@ from ..delay.amqp.confirms import publish
 from ..delay.amqp.declare import passive_declare_queue
 from ..delay.core.errors import PERMISSIONS, CascadeConflict, NotPermitted, UnsupportedConfiguration
 from ..delay.core.options import DRIVER_TYPE
-from ..operate.connecting import own_channel
+from ..operate.broker_connection import own_channel
 
 ARGUMENTS = {
     "x-queue-type": "quorum",

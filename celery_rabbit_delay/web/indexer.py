@@ -19,7 +19,7 @@ from kombu.exceptions import OperationalError
 from ..delay.core.errors import DelayError
 from ..delay.core.options import Options
 from ..delay.core.topology import Cascade, Stream
-from ..operate import connecting as connecting_
+from ..operate import broker_connection
 from ..operate.queue_names import QueueNames
 from ..schedule.amqp.clocks import utc_ms
 from ..schedule.amqp.follower import Follower
@@ -136,7 +136,7 @@ class Indexer:
         """Follow the streams until it is stopped."""
         while not self.stopping.is_set():
             try:
-                with connecting_.connected(self._connect()) as connection:
+                with broker_connection.connected(self._connect()) as connection:
                     self._failed += 1
                     with Follower(connection) as follower, Follower(connection, _AHEAD) as reader:
                         self._follow(follower, reader, connection.transport.delay_options)

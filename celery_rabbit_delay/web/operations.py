@@ -16,8 +16,7 @@ from kombu.exceptions import OperationalError
 from .. import operate
 from ..delay.core.destination import Destination
 from ..delay.core.errors import DelayError
-from ..operate import Orphan, Snapshot, Status
-from ..operate import connecting as connecting_
+from ..operate import Orphan, Snapshot, Status, broker_connection
 from ..operate.queue_names import QueueNames
 from ..operate.replaying import Allowed
 from ..periodic.beat_status import BeatStatus
@@ -83,7 +82,7 @@ class Operations:
 
     @contextmanager
     def _connected(self) -> Iterator[kombu.Connection]:
-        with connecting_.connected(self.broker.connect()) as connection:
+        with broker_connection.connected(self.broker.connect()) as connection:
             yield connection
 
     @contextmanager

@@ -15,7 +15,7 @@ from kombu.exceptions import OperationalError
 
 from celery_rabbit_delay import scheduled
 from celery_rabbit_delay.delay.amqp import sender
-from celery_rabbit_delay.operate.connecting import closing, own_channel
+from celery_rabbit_delay.operate.broker_connection import closing, own_channel
 from celery_rabbit_delay.schedule.amqp import stream_consumer
 from celery_rabbit_delay.schedule.amqp.follower import Follower
 from celery_rabbit_delay.schedule.amqp.tasks import cancel

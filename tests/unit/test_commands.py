@@ -23,8 +23,7 @@ from celery_rabbit_delay import InvalidDelay, operate
 from celery_rabbit_delay.cli import groups, output, status, target, tasks
 from celery_rabbit_delay.cli.output import until_interrupted
 from celery_rabbit_delay.cli.target import handle_errors
-from celery_rabbit_delay.operate import Orphan, Status
-from celery_rabbit_delay.operate import connecting as connecting_
+from celery_rabbit_delay.operate import Orphan, Status, broker_connection
 from celery_rabbit_delay.operate.status import LevelStatus
 from celery_rabbit_delay.periodic.beat_status import BeatStatus
 from celery_rabbit_delay.schedule.amqp import tasks as schedule_
@@ -69,7 +68,7 @@ def without_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 def away(monkeypatch: pytest.MonkeyPatch) -> None:
     """Replace the broker by a test's data."""
 
-    monkeypatch.setattr(connecting_, "connected", nullcontext)
+    monkeypatch.setattr(broker_connection, "connected", nullcontext)
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from celery_rabbit_delay import InvalidDelay, operate
 from celery_rabbit_delay.cli.groups import standalone
 from celery_rabbit_delay.delay.core import headers
-from celery_rabbit_delay.operate import connecting as connecting_
+from celery_rabbit_delay.operate import broker_connection
 from celery_rabbit_delay.operate.queue_names import QueueNames
 from celery_rabbit_delay.schedule.amqp import tasks as schedule_
 from celery_rabbit_delay.schedule.amqp.tasks import Scheduled, describe
@@ -81,7 +81,7 @@ def test_whatever_somebody_made_up_is_shown_or_is_unreadable(record: Record, for
     except Unreadable:
         return
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(connecting_, "connected", nullcontext)
+        patch.setattr(broker_connection, "connected", nullcontext)
         patch.setattr(operate, "require", lambda *args, **options: None)
         patch.setattr(schedule_, "scheduled", lambda *args, **options: iter([found]))
         plain, data = (CliRunner().invoke(standalone, ["-b", "amqp://", "list", *more]) for more in ([], ["--json"]))

@@ -11,7 +11,7 @@ import pytest
 
 from celery_rabbit_delay import NotPermitted
 from celery_rabbit_delay.delay.core.topology import Cascade, Stream
-from celery_rabbit_delay.operate import connecting as connecting_
+from celery_rabbit_delay.operate import broker_connection
 from celery_rabbit_delay.operate.queue_names import QueueNames
 from celery_rabbit_delay.schedule.amqp.follower import Extent
 from celery_rabbit_delay.schedule.amqp.stream_consumer import StreamMessage
@@ -38,7 +38,7 @@ def test_attempts_that_fail_become_rarer(monkeypatch: pytest.MonkeyPatch) -> Non
         raise NotPermitted("read access to the journal")
 
     monkeypatch.setattr(indexer_, "Follower", follower)
-    monkeypatch.setattr(connecting_, "connected", nullcontext)
+    monkeypatch.setattr(broker_connection, "connected", nullcontext)
     indexer: Any = Indexer(lambda: SimpleNamespace(), QueueNames())
     indexer.stopping = Waits(8)
     indexer.run()

@@ -21,7 +21,7 @@ from ...delay.amqp import declare
 from ...delay.amqp.connecting import Patience
 from ...delay.amqp.limited import NO_ANSWER
 from ...delay.core.topology import Stream
-from ...operate.connecting import is_lost
+from ...operate.broker_connection import is_lost
 from ..core import streams
 from ..core.errors import StreamUnavailable
 from .stream_consumer import BUSY, PREFETCH, Place, StreamConsumer, StreamMessage, StreamReplaced

@@ -17,7 +17,7 @@ from ...delay.amqp.create import choose, create_cascade
 from ...delay.core.errors import CascadeConflict, CascadeMissing, UnsupportedConfiguration
 from ...delay.core.options import Options
 from ...delay.core.topology import Cascade, Stream
-from ...operate.connecting import connected
+from ...operate.broker_connection import connected
 from ..core import streams
 
 

@@ -27,7 +27,7 @@ from ...delay.amqp.connecting import copy_of
 from ...delay.amqp.limited import LimitedConnection
 from ...delay.core.options import Options
 from ...delay.core.topology import Stream
-from ...operate.connecting import abandon, ensure_connection
+from ...operate.broker_connection import abandon, ensure_connection
 from ..core.errors import StreamUnavailable
 
 #: The prefetch count, in messages of at most 100 records each.

@@ -24,7 +24,7 @@ from ...delay.core import headers as headers_
 from ...delay.core.due import eta_in_utc
 from ...delay.core.errors import InvalidDelay
 from ...delay.core.options import Options
-from ...operate.connecting import again
+from ...operate.broker_connection import again
 from ...operate.queue_names import QueueNames
 from ...text import counted, escape
 from ...unreadable import Unreadable, reading

@@ -15,7 +15,7 @@ from celery import Celery
 from ...delay.app.apps import advice, queues_of
 from ...delay.core.errors import UnsupportedConfiguration
 from ...delay.core.options import DRIVER_TYPE
-from ...operate.connecting import closing, ensure_connection
+from ...operate.broker_connection import closing, ensure_connection
 from ...operate.queue_names import QueueNames
 from ...operate.replaying import Allowed
 from ..amqp import reschedule as amqp_reschedule
