@@ -15,6 +15,14 @@ from ..delay.core.routing_key import SENTINEL
 _ADDRESS = re.compile(r"@\.([1-9]\d{0,12}m?s\.|)([^+]*)\+(.*)", re.ASCII | re.DOTALL).fullmatch
 
 
+class Outbox(NamedTuple):
+    """An outbox by its name, except for the one that short-lived queues share."""
+
+    queue: str
+    ticks: int  # of its delay; 0 for the outbox that each destination has
+    destination: Destination
+
+
 class Address(NamedTuple):
     """What an address says."""
 
@@ -33,14 +41,14 @@ def read(address: str) -> Address | None:
     return Address(delay, Destination(exchange, key if key or not exchange else None))
 
 
-def outbox_of(names: Names, queue: str) -> tuple[int, Destination] | None:
-    """Return the delay in ticks and the destination of an outbox of a cascade, by its name; None for other queues."""
+def outbox_of(names: Names, queue: str) -> Outbox | None:
+    """Return the outbox of a cascade that a queue is by its name; None for other queues."""
     if not queue.startswith(names.outbox_prefix):
         return None
     found = read(f"{SENTINEL}.{queue.removeprefix(names.outbox_prefix)}")
     if found is None or found.delay % names.milliseconds(1):
         return None
-    return found.delay // names.milliseconds(1), found.destination
+    return Outbox(queue, found.delay // names.milliseconds(1), found.destination)
 
 
 def is_match(kind: str, binding_key: str, routing_key: str) -> bool:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
-from typing import NamedTuple
 
 import kombu
 from amqp.exceptions import AccessRefused
@@ -15,7 +14,7 @@ from ..delay.core.destination import Destination
 from ..delay.core.errors import CascadeMissing
 from ..delay.core.options import HOLDS_MESSAGES, TEN_YEARS, Options
 from ..delay.core.topology import Cascade
-from .addresses import outbox_of
+from .addresses import Outbox, outbox_of
 from .management import Snapshot
 
 
@@ -82,20 +81,6 @@ def longest(cascade: Cascade) -> Cascade:
     return replace(cascade, powers=max(cascade.powers, options.cascade.powers))
 
 
-class Outbox(NamedTuple):
-    """An outbox that exists, except for the one that short-lived queues share."""
-
-    queue: str
-    ticks: int  # of its delay; 0 for the outbox that each destination has
-    destination: Destination
-
-
-def outbox_named(cascade: Cascade, queue: str) -> Outbox | None:
-    """Return the outbox of a name; None if it is not that of an outbox."""
-    found = outbox_of(cascade, queue)
-    return found and Outbox(queue, *found)
-
-
 def existing_outboxes(
     connection: kombu.Connection, destinations: Iterable[Destination] = (), snapshot: Snapshot | None = None
 ) -> list[Outbox]:
@@ -107,7 +92,7 @@ def existing_outboxes(
     """
     options: Options = connection.transport.delay_options
     names = snapshot.queues if snapshot else _outboxes_of(connection, destinations)
-    found = filter(None, (outbox_named(options.cascade, name) for name in names))
+    found = filter(None, (outbox_of(options.cascade, name) for name in names))
     return sorted(found, key=lambda outbox: (outbox.ticks, outbox.queue))
 
 

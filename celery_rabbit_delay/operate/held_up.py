@@ -48,13 +48,12 @@ def held_up(cascade: Cascade, snapshot: Snapshot) -> list[HeldUp]:
     for name, row in snapshot.queues.items():
         if (outbox := outbox_of(cascade, name)) is None:
             continue
-        ticks, destination = outbox
         # Messages that are ready in an outbox without a delay are due as well, but not those that RabbitMQ holds.
-        due = unsettled(row) if ticks else int(row.get("messages") or 0) - int(row.get("messages_delayed") or 0)
+        due = unsettled(row) if outbox.ticks else int(row.get("messages") or 0) - int(row.get("messages_delayed") or 0)
         if due:
-            cause = _cause(_target(destination, snapshot), snapshot.queues)
-            key = str(destination), cause.reason
-            before = found.get(key, HeldUp(name, str(destination), 0, *cause))
+            cause = _cause(_target(outbox.destination, snapshot), snapshot.queues)
+            key = str(outbox.destination), cause.reason
+            before = found.get(key, HeldUp(name, str(outbox.destination), 0, *cause))
             found[key] = before._replace(stuck=before.stuck + due)
     return list(found.values())
 
@@ -63,7 +62,7 @@ def held(cascade: Cascade, snapshot: Snapshot) -> Iterator[tuple[str, str, int]]
     """Yield each outbox in which RabbitMQ holds messages until they are due, with its destination and their number."""
     for name, row in snapshot.queues.items():
         if (outbox := outbox_of(cascade, name)) and (amount := int(row.get("messages_delayed") or 0)):
-            yield name, str(outbox[1]), amount
+            yield name, str(outbox.destination), amount
 
 
 def unsettled(row: Mapping[str, Any]) -> int:

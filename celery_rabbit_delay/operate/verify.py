@@ -164,8 +164,7 @@ def _leads_to_its_address(binding: Binding, cascade: Cascade) -> bool:
     found = outbox_of(cascade, binding.destination)
     if found is None:
         return False
-    ticks, destination = found
-    return binding in replace(cascade, by_time=True).outbox_bindings(destination, ticks)
+    return binding in replace(cascade, by_time=True).outbox_bindings(found.destination, found.ticks)
 
 
 def can_try_out(findings: Iterable[Finding]) -> bool:

@@ -332,7 +332,7 @@ def test_an_outbox_says_what_it_is_for() -> None:
     assert CASCADE.outbox_name(SHOP, 100) == "t.v3.10ms.out.1s.+shop"
     assert CASCADE.outbox_name(SHOP, 1) == "t.v3.10ms.out.10ms.+shop"
     assert CASCADE.outbox_name(SHOP) == "t.v3.10ms.out.+shop"
-    assert outbox_of(CASCADE, "t.v3.10ms.out.1s.+shop") == (100, SHOP)
+    assert outbox_of(CASCADE, "t.v3.10ms.out.1s.+shop") == ("t.v3.10ms.out.1s.+shop", 100, SHOP)
     for other in (CASCADE.levels[0].queue, CASCADE.orphans, "shop", "t.v3.10ms.out.short-lived", "t.v3.10ms.outer"):
         assert outbox_of(CASCADE, other) is None
     assert outbox_of(CASCADE, "t.v3.10ms.out.7ms.+shop") is None, "no whole number of ticks"

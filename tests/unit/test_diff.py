@@ -10,7 +10,7 @@ import pytest
 from celery_rabbit_delay import Options
 from celery_rabbit_delay.delay.core.destination import Destination
 from celery_rabbit_delay.delay.core.topology import Binding
-from celery_rabbit_delay.operate.cascades import Outbox, outbox_named
+from celery_rabbit_delay.operate.addresses import Outbox, outbox_of
 from celery_rabbit_delay.operate.verify import unexpected
 
 CASCADE = Options().cascade
@@ -49,10 +49,10 @@ def test_any_other_binding_is_unexpected(source: str, queue: str, key: str) -> N
 def test_an_outbox_is_known_by_its_name(ticks: int) -> None:
     for destination in DESTINATIONS:
         name = CASCADE.outbox_name(destination, ticks)
-        assert outbox_named(CASCADE, name) == Outbox(name, ticks, destination)
+        assert outbox_of(CASCADE, name) == Outbox(name, ticks, destination)
 
 
 @pytest.mark.parametrize("name", ["out.7ms.+q", "out.short-lived", "out.mine", "orphans"])
 def test_other_queues_are_no_outboxes(name: str) -> None:
-    assert outbox_named(CASCADE, f"{CASCADE.root}.{name}") is None
-    assert outbox_named(replace(CASCADE, prefix="other"), CASCADE.outbox_name(DESTINATIONS[0])) is None
+    assert outbox_of(CASCADE, f"{CASCADE.root}.{name}") is None
+    assert outbox_of(replace(CASCADE, prefix="other"), CASCADE.outbox_name(DESTINATIONS[0])) is None
