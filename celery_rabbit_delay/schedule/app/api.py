@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from datetime import datetime, timezone
 from functools import partial
@@ -67,9 +67,7 @@ def cancel(app: Celery, *ids: str | UUID) -> None:
 
     Raises `CascadeMissing` with `declare="passive"`, `NotPermitted`; `UnsupportedConfiguration` without `install`.
     """
-    texts = [*map(_text_of, ids)]
-    if texts:
-        _write(app, partial(schedule.cancel, ids=texts))
+    _tell(app, schedule.cancel, ids)
 
 
 def restore(app: Celery, *ids: str | UUID) -> None:
@@ -77,9 +75,7 @@ def restore(app: Celery, *ids: str | UUID) -> None:
 
     What a worker has discarded meanwhile is gone. A stamp stays cancelled. Returns and raises as `cancel`.
     """
-    texts = [*map(_text_of, ids)]
-    if texts:
-        _write(app, partial(schedule.restore, ids=texts))
+    _tell(app, schedule.restore, ids)
 
 
 def reschedule(
@@ -141,6 +137,13 @@ def paused(app: Celery, *, any_queue: bool = False) -> dict[str, datetime | None
 def _publish_retry(app: Celery) -> dict[str, Any]:
     """Return how an app retries after a lost connection."""
     return dict(app.conf.task_publish_retry_policy or {}) if app.conf.task_publish_retry else {"max_retries": 0}
+
+
+def _tell(app: Celery, write: Callable[..., object], ids: Iterable[object]) -> None:
+    """Call `write` as `_write` does, with some ids, of which there may be none."""
+    texts = [*map(_text_of, ids)]
+    if texts:
+        _write(app, partial(write, ids=texts))
 
 
 def _write(app: Celery, write: Callable[[kombu.Connection], object]) -> None:
