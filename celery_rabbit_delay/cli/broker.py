@@ -121,7 +121,8 @@ def teardown(target: Target, delete_messages: bool, with_beat: bool, management_
     Refuses if there are waiting messages, also cancelled ones, or orphans. Stop publishers first: a
     running publisher creates the cascade again. Use --management-url to include messages between two queues, outboxes
     of queues that the app does not have, and messages that are stuck in outboxes; it takes 12 s. Without it outboxes
-    stay, unless --delete-messages deletes those of the app. Streams stay while there is another cascade of the prefix.
+    stay, unless --delete-messages deletes those of the app. Streams stay while another cascade of the prefix leads to
+    them.
 
     The queue of `celery beat -S rabbit-delay` is no part of the cascade: it is named, and --beat deletes it, with
     --management-url those of all apps with the prefix.
@@ -138,7 +139,7 @@ def teardown(target: Target, delete_messages: bool, with_beat: bool, management_
         done = "is deleted" if with_beat else "stays, --beat deletes it"
         click.echo(escape(f"the queue {name!r} with the last runs and written entries of beat {done}"))
     if deleted.keeps_streams:
-        click.echo("streams stay, for there is another cascade of this prefix")
+        click.echo("streams stay, for another cascade of this prefix leads to them")
     if not deleted.amount and not deleted.kept:
         click.echo("there is no such cascade")
         return

@@ -37,6 +37,7 @@ class Topology(NamedTuple):
                     topology.queues[outbox.name] = outbox
                     topology.bindings.update(dict.fromkeys(cascade.outbox_bindings(destination, ticks)))
             for stream in streams:
+                topology.exchanges[cascade.streams_root] = cascade.streams_exchange
                 topology.queues[stream.name] = stream.queue
-                topology.bindings[cascade.stream_binding(stream)] = None
+                topology.bindings.update(dict.fromkeys(cascade.stream_bindings(stream)))
         return topology

@@ -43,7 +43,7 @@ class Deleted(NamedTuple):
 
     amount: int  # of exchanges and queues
     kept: list[str]  # outboxes
-    keeps_streams: bool  # because there are other cascades of the prefix
+    keeps_streams: bool  # because other cascades of the prefix lead to them
 
 
 def setup(
@@ -99,7 +99,7 @@ def teardown(
 ) -> Deleted:
     """Delete all cascades, and the outboxes of `destinations`; with the management API all others, too.
 
-    Streams stay if other cascades of the prefix exist.
+    Streams stay if other cascades of the prefix lead to them.
 
     Raises `NotEmpty` and deletes nothing if messages wait, also cancelled ones, or are orphans, unless
     `delete_messages`. The management API is asked twice for that, some seconds apart. Without it, outboxes that may
@@ -159,7 +159,7 @@ def _delete_all(
         outboxes += [name for name in snapshot.queues if name.startswith(found[0].outbox_prefix)]
     queues = dict.fromkeys([*outboxes, *reversed(topology.queues)])
     last = [*(cascade.marker for cascade in found if cascade.by_time), found[0].root]  # they show that some is left
-    exchanges = [name for name in topology.exchanges if name not in (*last, found[0].streams_root)]
+    exchanges = [name for name in topology.exchanges if name not in last]
     deleted = _delete(connection, exchanges, [name for name in queues if name not in kept])
     _delete_markers(connection)
     return deleted + _delete(connection, last, [])
@@ -174,14 +174,16 @@ def _delete_markers(connection: kombu.Connection) -> None:
 
 
 def _delete_streams(connection: kombu.Connection) -> int | None:
-    """Delete the streams of the prefix, unless another cascade exists; return what was deleted, or None."""
-    cascade = connection.transport.delay_options.cascade
+    """Delete the streams of the prefix, unless another cascade leads to them; return what was deleted, or None."""
+    cascade, beside = connection.transport.delay_options.cascade, connection.connection.interceptor.streams()
+    if not beside:
+        return 0
     with declare.translate_errors(cascade):
         try:
             connection.default_channel.exchange_delete(cascade.streams_root, if_unused=True)
         except PreconditionFailed:
             return None
-    return _delete(connection, [], [stream.name for stream in connection.connection.interceptor.streams()])
+    return _delete(connection, [], [stream.name for stream in beside])
 
 
 def _delete(connection: kombu.Connection, exchanges: Iterable[str], queues: Iterable[str]) -> int:

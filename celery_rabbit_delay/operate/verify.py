@@ -55,9 +55,10 @@ def compare(
     topology = _expected(connection, wanted, list(destinations), dict.fromkeys([*beside, *needed]), snapshot)
     found = list(_parts(connection.default_channel, topology))
     if snapshot:
-        # One binding to a stream is enough: publishers create others when they need them.
-        optional = set() if is_passive else {(stream.name, stream.routing_key) for stream in beside}
-        found += _bindings(topology, snapshot.bindings, optional)
+        # One binding to a stream is enough: publishers create others, and what shows them, when they need them.
+        led = {(binding.destination, binding.routing_key) for binding in snapshot.bindings}
+        optional = {(stream.name, stream.routing_key) for stream in beside} & led | {(options.cascade.root, "")}
+        found += _bindings(topology, snapshot.bindings, set() if is_passive else optional)
         # Other processes may have declared longer levels: these have no unexpected bindings, but may lack some.
         # What a try has left of another one is harmless.
         known = [options.by_time_cascade, *wanted, *(with_longer_levels(connection, cascade) for cascade in wanted)]
@@ -119,12 +120,11 @@ def _part(
 
 
 def _bindings(topology: Topology, existing: set[Binding], optional: set[tuple[str, str]]) -> Iterator[Finding]:
-    """Yield the state of each binding, but for missing ones of an `optional` queue and key that has another."""
-    has_one = {(binding.destination, binding.routing_key) for binding in existing}
+    """Yield the state of each binding, but for missing ones to an `optional` destination with a key."""
     for binding in topology.bindings:
         if binding in existing:
             yield Finding("binding", _name(binding), "present")
-        elif (binding.destination, binding.routing_key) not in optional & has_one:
+        elif (binding.destination, binding.routing_key) not in optional:
             yield Finding("binding", _name(binding), "missing")
 
 
@@ -150,7 +150,7 @@ def unexpected(bindings: Iterable[Binding], cascades: Iterable[Cascade], streams
     cascades = list(cascades)
     topology = Topology.of(cascades, (), streams)
     leading = {name: cascade for cascade in cascades for name in (cascade.outbox_ingest, cascade.done)}
-    own = topology.exchanges.keys() - {cascade.streams_root for cascade in cascades}  # that one leads to others as well
+    own = Topology.of(cascades).exchanges  # without that of the streams, which leads to other cascades as well
     return [
         binding
         for binding in sorted(set(bindings) - topology.bindings.keys())

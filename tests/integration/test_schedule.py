@@ -563,12 +563,17 @@ def test_setup_creates_the_streams_for_passive_publishers_and_teardown_deletes_t
     assert "celery-rabbit-delay.v3.changes" in run(url, "status", "--json").out
     found = {stream["queue"]: stream["messages"] for stream in json.loads(run(url, "status", "--json").out)["streams"]}
     assert found.keys() == STREAMS
-    other = ("--tick", "0.5")  # has the same streams
-    assert run(url, "setup", options=other).code == 0
+    other, without = ("--tick", "0.5", "--schedule"), ("--tick", "0.25", "--max-delay", "60")
+    for options in (other, without):
+        assert run(url, "setup", options=options).code == 0
+    verified = run(url, "verify", *management(vhost), options=(*without, "--schedule"))
+    assert verified.code == 0, verified.out
     done = run(url, *command, "--queue", "q", "teardown", "--yes", "--delete-messages")
-    assert "streams stay, for there is another cascade of this prefix" in done.out
+    assert "streams stay, for another cascade of this prefix leads to them" in done.out
     assert {name for name in vhost.names("queues") if name in STREAMS} == STREAMS
     assert "streams stay" not in run(url, "teardown", "--yes", "--delete-messages", options=other).out
+    assert not STREAMS.intersection(vhost.names("queues")), "the one that is left leads to none"
+    assert run(url, "teardown", "--yes", "--delete-messages", options=without).code == 0
     assert not [name for name in vhost.names("queues") if name.startswith("celery-rabbit-delay")]
 
 

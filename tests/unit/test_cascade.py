@@ -344,8 +344,8 @@ def test_cascades_that_are_declared_differently_share_no_name() -> None:
         Cascade("t", timedelta(milliseconds=20), 11),
         Cascade("u", timedelta(milliseconds=10), 11),
     ]
-    topologies = {cascade: Topology.of([cascade], [SHOP], [], [1]) for cascade in others}
-    names = [name for c, t in topologies.items() for name in {*t.exchanges, *t.queues} - {c.streams_root}]
+    topologies = [Topology.of([cascade], [SHOP], [], [1]) for cascade in others]
+    names = [name for topology in topologies for name in (*topology.exchanges, *topology.queues)]
     assert len(names) == len(set(names))
 
 

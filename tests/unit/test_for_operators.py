@@ -28,7 +28,9 @@ def test_the_parts_of_a_cascade_are_as_many_as_the_page_says() -> None:
     queues = list(CASCADE.queues())
     assert number("levels: queues that each") == len(CASCADE.levels)
     assert number("for tasks whose outbox was deleted") == len(queues) - len(CASCADE.levels)
-    assert number("exchanges: one for each level") == len(list(CASCADE.exchanges()))
+    exchanges = len(list(CASCADE.exchanges()))
+    assert number("exchanges: one for each level") == exchanges
+    assert f"| {exchanges} | {exchanges + 1} |" in PAGE, "that of the streams"
     assert number("….journal.…") == len(streams.all_streams(CASCADE))
     said = " ".join(PAGE.split())
     each = 1 + MOST_COMBINED  # of which five minutes is one

@@ -35,7 +35,7 @@ def test_a_limit_is_named_with_what_is_needed_and_nothing_else_is_blamed(limit: 
         refused(f"PRECONDITION_FAILED - {limit}")
     text = str(found.value)
     assert limit in text
-    assert "needs 30 queues and 36 exchanges" in text
+    assert "needs 30 queues and 35 exchanges" in text
     assert "another prefix" not in text
 
 

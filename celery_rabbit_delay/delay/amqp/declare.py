@@ -218,10 +218,10 @@ def _limit_reached(exc: PreconditionFailed, cascade: Cascade) -> LimitReached:
     queues, exchanges = len(list(cascade.queues())), len(list(cascade.exchanges()))
     return LimitReached(
         f"a limit of the broker is reached ({exc.reply_text}). The cascade {cascade.prefix!r} needs {queues} queues "
-        f"and {exchanges} exchanges, at most nine streams besides, and {1 + MOST_COMBINED} queues for each queue that "
-        "delayed tasks go to, and one more for each round delay in use. Raise the limit, as with `rabbitmqctl "
-        "set_vhost_limits -p VHOST '{\"max-queues\": 200}'`, or set a smaller `max_delay`, which needs fewer. What was "
-        "created so far is used then, or deleted by `celery -A APP delay teardown`"
+        f"and {exchanges} exchanges, at most nine streams with an exchange besides, and {1 + MOST_COMBINED} queues for "
+        "each queue that delayed tasks go to, and one more for each round delay in use. Raise the limit, as with "
+        "`rabbitmqctl set_vhost_limits -p VHOST '{\"max-queues\": 200}'`, or set a smaller `max_delay`, which needs "
+        "fewer. What was created so far is used then, or deleted by `celery -A APP delay teardown`"
     )
 
 

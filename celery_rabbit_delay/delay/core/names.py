@@ -47,7 +47,7 @@ class Names:
     def streams_root(self) -> str:
         """The common prefix of the names of the streams, which all cascades with the same `prefix` share.
 
-        The exchange of that name is bound to each of these cascades: it shows whether there is another one.
+        The exchange of that name is bound to each cascade that leads to them: `teardown` sees whether there is another.
         """
         return f"{self.prefix}.v{LAYOUT}"
 

@@ -138,7 +138,6 @@ class Cascade(Names):
             below = level.done
         yield Exchange(self.lost, "fanout")
         yield Exchange(self.done, arguments={"alternate-exchange": self.lost})
-        yield Exchange(self.streams_root, "fanout")
         yield Exchange(self.root, "fanout")
         if self.by_time:
             yield Exchange(self.probe)
@@ -179,11 +178,15 @@ class Cascade(Names):
             yield Binding(self.outbox_ingest, self.short_lived_outbox, "queue", SHORT_LIVED)
             yield Binding(self.outbox_ingest, self.probe, "queue", PROBE)
         yield Binding(self.lost, self.orphans, "queue", "")
-        yield Binding(self.streams_root, self.root, "exchange", "")
 
-    def stream_binding(self, stream: Stream) -> Binding:
-        """Return the binding that leads from ingest to a stream."""
-        return Binding(self.behind_ingest, stream.name, "queue", stream.routing_key)
+    @property
+    def streams_exchange(self) -> Exchange:
+        return Exchange(self.streams_root, "fanout")
+
+    def stream_bindings(self, stream: Stream) -> Iterator[Binding]:
+        """Yield the binding that shows that this cascade leads to streams, and that from behind ingest to this one."""
+        yield Binding(self.streams_root, self.root, "exchange", "")
+        yield Binding(self.behind_ingest, stream.name, "queue", stream.routing_key)
 
     def outbox(self, destination: Destination, ticks: int = 0) -> Queue:
         """Return the outbox of a destination with a delay, which dead-letters to it. Raises `InvalidDestination`."""

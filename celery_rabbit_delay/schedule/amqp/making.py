@@ -74,8 +74,11 @@ def bind_stream(channel: Any, cascade: Cascade, stream: Stream) -> None:
     """
     with declare.translate_errors(cascade):
         try:
+            showing, leading = cascade.stream_bindings(stream)
+            declare.declare_exchange(channel, cascade.streams_exchange, nowait=True)
+            declare.bind(channel, showing, nowait=True)  # before the stream, which a `teardown` may just be deleting
             declare.declare_queue(channel, stream.queue, nowait=True)
-            declare.bind(channel, cascade.stream_binding(stream))
+            declare.bind(channel, leading)
         except PreconditionFailed as exc:
             if declare.is_limit(exc):
                 raise
