@@ -1,4 +1,4 @@
-"""Cascades with their destinations and streams as data, for whoever verifies, draws or exports them. Pure."""
+"""All parts of some cascades, with their destinations and streams, as data to verify, draw or export. Pure."""
 
 from __future__ import annotations
 

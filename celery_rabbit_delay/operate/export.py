@@ -1,4 +1,4 @@
-"""Formats a cascade as text for other tools. Contacts no broker."""
+"""Formats a cascade as text for other tools: RabbitMQ's definitions, Terraform. Contacts no broker."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Creates and deletes cascades."""
+"""`setup` and `teardown`: creates cascades, with outboxes and streams, and deletes them."""
 
 from __future__ import annotations
 

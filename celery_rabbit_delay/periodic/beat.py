@@ -1,4 +1,4 @@
-"""Celery's beat without a single point of failure: of many processes one is active, and the next one goes on.
+"""Celery's beat in many processes: which one is active, how soon the next one takes over, and what is sent when.
 
     celery -A shop beat -S rabbit-delay
 
@@ -65,9 +65,10 @@ def queue_of(app: Celery) -> str:
 
 
 def heartbeat_of(app: Celery) -> float:
-    """Return `beat_heartbeat`, 10 by default: seconds within which a process whose host has vanished is replaced.
+    """Return `beat_heartbeat`, 10 by default: seconds within which a process that vanishes with its host is replaced.
 
-    Raises `InvalidOption`.
+    One that ends is replaced at once. RabbitMQ takes two to three heartbeats of AMQP, each a third of this, to notice
+    that a host has vanished; and no process waits longer for an answer (`patience` of `Lock`). Raises `InvalidOption`.
     """
     seconds = app.conf.get("beat_heartbeat") or 10
     if not isinstance(seconds, (int, float)) or not 3 <= seconds <= 600:
@@ -109,7 +110,6 @@ class Scheduler(beat.Scheduler):  # type: ignore[misc]
 
     @cached_property
     def connection(self) -> Any:
-        # RabbitMQ takes two to three times the heartbeat of AMQP to notice that a host has vanished.
         options = {"confirm_publish": True}
         return self.app.connection_for_write(heartbeat=int(self.heartbeat / 3), transport_options=options)
 

@@ -1,4 +1,4 @@
-"""A lock in RabbitMQ, with messages that its holder leaves to the next one.
+"""The lock in RabbitMQ that makes one process of a beat the active one, and what that leaves to the next.
 
 The holder is the single active consumer of a quorum queue (https://www.rabbitmq.com/docs/consumers#single-active-consumer)
 and keeps the messages unacknowledged. When its connection ends, RabbitMQ delivers them to the next consumer.
@@ -55,8 +55,8 @@ class Lock:
     def __init__(self, connection: kombu.Connection, queue: str, name: str, patience: float) -> None:
         """Connect, and create the queue.
 
-        `name` is that of this process, shown with its consumer. `patience`: seconds to wait for an answer, and between
-        messages, so that RabbitMQ's `consumer_timeout` does not end the consumer.
+        `name` is that of this process, shown with its consumer. `patience`, the beat's `heartbeat_of`: seconds to wait
+        for an answer, and between messages, so that RabbitMQ's `consumer_timeout` does not end the consumer.
 
         Raises `NotPermitted`, `CascadeConflict`, `UnsupportedConfiguration`, py-amqp's errors, `OSError`.
         """

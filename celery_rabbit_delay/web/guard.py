@@ -1,4 +1,4 @@
-"""Access to the page: logins, passwords, and the tokens of its forms."""
+"""Access to the page, request by request: logins, passwords, and the tokens of its forms."""
 
 from __future__ import annotations
 

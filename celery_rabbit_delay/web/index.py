@@ -1,4 +1,4 @@
-"""The index: a row in memory for each message that waits or is cancelled, as far as the streams were read.
+"""The index: for each message that waits or is cancelled a `Row` in memory, with what the page's table shows of it.
 
 One thread applies what streams say. Others read `Index.view`, which is replaced by another one and never changed.
 """

@@ -1,4 +1,4 @@
-"""Access control of the page: host names, passwords, response headers. No I/O."""
+"""What `guard` decides by: which host names and passwords are right, and the headers of responses. No I/O."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The pages: the schedule, a task, orphans, health, the form for a periodic entry, metrics."""
+"""What each page is given to show: the schedule, a task, orphans, health, the form for a periodic entry; metrics."""
 
 from __future__ import annotations
 

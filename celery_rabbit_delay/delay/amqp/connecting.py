@@ -1,4 +1,4 @@
-"""Connects to a broker, with an error that names the broker, and closes connections; tries again what fails."""
+"""Copies a user's connection for one of our own, keeps values for each, and says how long to try again (`Patience`)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The consumer class of an app's workers."""
+"""The consumer class of an app's workers: what happens when they begin to consume, and to each task that arrives."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The errors: one class for each cause that a caller may want to distinguish. Every message says what to do next."""
+"""The classes of errors, one for each cause. The text of a message is where it is raised, and says what to do next."""
 
 #: The documentation of the permissions.
 PERMISSIONS = "https://github.com/celery-rabbit-delay/celery-rabbit-delay/blob/main/docs/for-operators.md#permissions"

@@ -1,4 +1,4 @@
-"""The names of a cascade's exchanges and queues. Pure."""
+"""The names of a cascade's exchanges and queues, and the version of the layout. Pure."""
 
 from __future__ import annotations
 

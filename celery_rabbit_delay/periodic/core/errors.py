@@ -1,4 +1,4 @@
-"""The errors of periodic tasks, as those of the delay: see `delay.core.errors`."""
+"""The classes of errors of periodic tasks, one for each cause. The text of a message is where it is raised."""
 
 from ...delay.core.errors import DelayError
 

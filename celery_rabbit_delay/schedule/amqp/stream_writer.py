@@ -1,4 +1,4 @@
-"""Writes the streams beside a cascade: a record of each delayed message, and later changes."""
+"""Writes the streams beside a cascade: a record of each delayed message, and later changes; pauses what fails."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a program does with the delayed tasks of its app: list, find, cancel and move them."""
+"""What a program does with the delayed tasks of its app: list, find, cancel, restore and move them, pause queues."""
 
 from __future__ import annotations
 
