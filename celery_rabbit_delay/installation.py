@@ -23,7 +23,6 @@ from . import upstream
 from .delay.amqp.broker_url import delay_transport, delay_url
 from .delay.amqp.transport import uses_quorum_queues
 from .delay.app.apps import GIVEN, SWITCH, is_installed, is_switched_off
-from .delay.app.consumers import DelayedConsumer
 from .delay.app.signals import connect
 from .delay.app.worker import FollowPool, LimitLoop
 from .delay.core.errors import InvalidOption, UnsupportedConfiguration
@@ -160,13 +159,13 @@ class DelayedAMQP:
     given_options: dict[str, Any]
 
     @property
-    def Consumer(self) -> type[DelayedConsumer]:  # noqa: N802
+    def Consumer(self) -> type[kombu.Consumer]:  # noqa: N802
         """The class of the consumers of the app's workers. Raises `InvalidOption`."""
-        if not self.delay_options.schedule:
-            return DelayedConsumer
-        from .schedule.app.pausing import PausingConsumer
-
-        return PausingConsumer
+        if self.delay_options.schedule:
+            from .schedule.app.pausing import PausingConsumer as Consumer
+        else:
+            from .delay.app.consumers import DelayedConsumer as Consumer
+        return Consumer
 
     @cached_property
     def delay_options(self) -> Options:
@@ -199,7 +198,8 @@ class DelayedAMQP:
                 f"install(), or set {OPTIONS}"
             )
         transport_options[OPTIONS] = self.delay_options.to_dict()
-        connection = kombu.Connection(url, *args, transport=ours, transport_options=transport_options, **kwargs)
+        options = {**kwargs, "transport": ours, "transport_options": transport_options}
+        connection: kombu.Connection = super().Connection(url, *args, **options)  # type: ignore[misc]
         uses = WeakMethod(self._uses_quorum_queues)  # or the app, which holds the connection, would never be collected
         uses_quorum_queues[connection] = lambda: (known := uses()) is not None and known()
         return connection

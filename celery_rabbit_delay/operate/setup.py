@@ -13,6 +13,7 @@ from amqp.exceptions import PreconditionFailed
 from ..delay.amqp import declare
 from ..delay.amqp.confirms import ConfirmedChannel
 from ..delay.amqp.create import choose, create_cascade
+from ..delay.amqp.limited import PAUSE
 from ..delay.core.destination import Destination
 from ..delay.core.errors import DelayError, DestinationNotFound
 from ..delay.core.options import HOLDS_MESSAGES, Options
@@ -21,9 +22,6 @@ from .all_parts import Topology
 from .cascades import cascades, existing, existing_outboxes, longest
 from .management import Management, Snapshot
 from .status import status
-
-#: Seconds after which the counts of the management API, which are five late, show what was on its way.
-_QUIET = 12
 
 
 def wanted(connection: kombu.Connection) -> list[Cascade]:
@@ -110,7 +108,7 @@ def teardown(
     if not delete_messages:
         _require_empty(connection, destinations, None)
         if management:
-            time.sleep(_QUIET)
+            time.sleep(PAUSE)  # the counts of the management API are five seconds late
             _require_empty(connection, destinations, management.snapshot())
         elif status(connection, destinations).is_partial:
             raise NotEmpty(

@@ -18,7 +18,7 @@ from celery import Celery
 
 from ..delay.core.errors import DelayError
 from ..operate.broker_connection import connected
-from .beat import queue_of
+from .beat import heartbeat_of, queue_of
 from .beat_status import PeriodicTask, read_status
 from .core.entries import Edit
 from .core.errors import EntryConflict, InvalidEntry
@@ -26,9 +26,6 @@ from .lock import NoHolder, ask
 from .schedules import definition_of
 
 PeriodicTask.__module__ = __package__  # where users find it
-
-#: Seconds to wait for an answer: longer than it takes another beat to become the active one.
-PATIENCE = 20.0
 
 
 def entries(app: Celery) -> list[PeriodicTask]:
@@ -130,16 +127,16 @@ def _edit(
 
 def _ask(app: Celery, question: Any) -> dict[str, Any]:
     """Ask the active beat. Raises `DelayError` if none answers, and what it answers instead of doing what is asked."""
-    is_active, answer = True, None
+    is_active, answer, patience = True, None, 2 * heartbeat_of(app)  # another beat becomes the active one meanwhile
     with connected(app.connection_for_write()) as connection:
         try:
-            answer = ask(connection, queue_of(app), question, PATIENCE)
+            answer = ask(connection, queue_of(app), question, patience)
         except (NotFound, NoHolder):
             is_active = False
     if not is_active:
         raise DelayError("no beat is active: start one with `celery -A APP beat -S rabbit-delay`")
     if answer is None:
-        raise DelayError(f"no beat has answered within {PATIENCE:.0f} s: list the entries to see whether it is done")
+        raise DelayError(f"no beat has answered within {patience:.0f} s: list the entries to see whether it is done")
     if "conflict" in answer:
         raise EntryConflict(answer["conflict"])
     if "error" in answer:

@@ -31,6 +31,7 @@ from celery.utils.time import maybe_make_aware
 from kombu.exceptions import OperationalError
 
 from .. import upstream
+from ..delay.amqp.limited import PAUSE
 from ..delay.core.errors import DelayError, InvalidOption
 from ..delay.core.options import options_with
 from ..operate.broker_connection import ensure_connection
@@ -40,16 +41,10 @@ from .core import runs as core
 from .core.entries import UNWRITTEN, State
 from .core.errors import EntryConflict, InvalidEntry
 from .core.runs import Run
-from .lock import Lock
+from .lock import STEP, Lock
 from .schedules import definition_of, entry_of, told
 
 logger = logging.getLogger(__name__)
-
-#: Seconds: the longest sleep, for heartbeats and answers are due then; the time for which it is enough to have asked
-#: whether this process is the active one, as for many runs at once; until a run is tried again, and for which what
-#: changes is left to the next process one by one.
-SLEEP, FRESH, PAUSE = 1.0, 0.5, 10.0
-
 
 def queue_of(app: Celery) -> str:
     """Return the name of the queue that an app's beat processes share: `beat_queue`, or one made of the app's name.
@@ -124,7 +119,7 @@ class Scheduler(beat.Scheduler):  # type: ignore[misc]
             try:
                 if not self._take_part():
                     return 0
-                return float(min(super().tick(*args, **kwargs), SLEEP))
+                return float(min(super().tick(*args, **kwargs), STEP))
             except NotSent as exc:
                 [entry] = exc.args
                 logger.error("beat: %s is not sent, trying again in %.0f s: %s", entry.name, PAUSE, exc.__cause__)
@@ -137,7 +132,7 @@ class Scheduler(beat.Scheduler):  # type: ignore[misc]
                 if self._lock is not None:
                     self._lock.abandon()
                 self._leave()
-                return SLEEP
+                return STEP
 
     def is_due(self, entry: Any) -> Any:
         # Before 5.7, a tick of Celery does not look at the time in its heap, which `upstream.schedule_again` sets.
@@ -153,7 +148,7 @@ class Scheduler(beat.Scheduler):  # type: ignore[misc]
             ensure_connection(self.connection)
             self._lock = Lock(self.connection, self.queue, process_name(), self.heartbeat)
         lock = self._lock
-        if not lock.wait(SLEEP):
+        if not lock.wait(STEP):
             return False
         if lock.left or not lock.is_held:
             self._take_over(lock)
@@ -279,7 +274,7 @@ class Scheduler(beat.Scheduler):  # type: ignore[misc]
         """
         lock = self._lock
         assert lock is not None
-        if entry.name not in self._runs or lock.age > FRESH:
+        if entry.name not in self._runs or lock.age > STEP:
             self._runs.setdefault(entry.name, _run_of(entry))
             self._note(lock, entry.name)
         self._send(entry, core.task_id(self.queue, entry.name, self._runs[entry.name]))

@@ -41,8 +41,9 @@ ARGUMENTS = {
 #: Replies go only here, so that nobody can make a holder write to a queue (https://www.rabbitmq.com/docs/direct-reply-to).
 REPLY_TO = "amq.rabbitmq.reply-to"
 
-#: Seconds until who asks looks whether there still is a holder: RabbitMQ notes late that one has left.
-_LOOK = 1.0
+#: Seconds between two looks: of the holder for what to do, and of who asks whether there still is a holder, for RabbitMQ
+#: notes late that one has left.
+STEP = 1.0
 
 
 class NoHolder(Exception):
@@ -191,7 +192,7 @@ def ask(connection: kombu.Connection, queue: str, question: Any = None, patience
         deadline = time.monotonic() + patience
         while not answers and (left := deadline - time.monotonic()) > 0:
             with suppress(TimeoutError):
-                connection.drain_events(timeout=min(left, _LOOK))
+                connection.drain_events(timeout=min(left, STEP))
             # The answer may come with that to the declaration.
             if not (answers or passive_declare_queue(channel, queue).consumer_count or answers):
                 raise NoHolder

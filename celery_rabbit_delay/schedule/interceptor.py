@@ -21,7 +21,9 @@ from ..delay.amqp import declare
 from ..delay.amqp.confirms import ConfirmedChannel
 from ..delay.amqp.connecting import PerClient
 from ..delay.amqp.interceptor import Interceptor
+from ..delay.amqp.limited import ANSWER_WITHIN, PAUSE
 from ..delay.amqp.publisher import DelayedPublisher
+from ..delay.amqp.sender import Turn
 from ..delay.core.errors import DelayError, NotPermitted
 from ..delay.core.headers import State, message_id
 from ..delay.core.options import Options
@@ -30,7 +32,7 @@ from ..delay.core.topology import Cascade, Stream
 from ..unreadable import Unreadable
 from .amqp.follower import Follower
 from .amqp.making import lead_to_streams, make_streams
-from .amqp.stream_consumer import BUSY, StreamMessage
+from .amqp.stream_consumer import StreamMessage
 from .amqp.stream_writer import StreamWriter, record_of
 from .core import streams
 from .core.changes import Changes
@@ -39,12 +41,6 @@ from .core.fates import Fate, fate
 from .core.journal import Record
 
 logger = logging.getLogger(__name__)
-
-#: The most seconds until a message makes the connection try again to read a stream that has failed: at first it is
-#: tried soon, and then the less often the longer it fails. When a node of a cluster goes or comes, RabbitMQ restarts
-#: the replicas of streams, and refuses to send them meanwhile. It logs each try of a user without the permission, which
-#: comes 30 times as seldom.
-AGAIN = 10
 
 #: What says that a task is cancelled must not wait until a busy consumer acknowledges what came before it, for the task
 #: itself may be there already. More messages do not fit into the buffers of a socket, and RabbitMQ closes a connection
@@ -102,7 +98,7 @@ class ScheduleInterceptor(Interceptor):
     def write(self, stream: Stream, bodies: Iterable[bytes], seconds: float | None = None) -> None:
         """Store messages in a stream beside the cascade. Raises as `StreamWriter.write`."""
         sender = self._client.connection.sender
-        with sender.turn(seconds):
+        with Turn(sender, seconds):
             self._writer(sender.publisher()).write(stream, bodies)
 
     def _writer(self, publisher: DelayedPublisher) -> StreamWriter:
@@ -247,14 +243,14 @@ class Following:
     def keep_up(self, stream: Stream, apply: Callable[[bytes], Any], create: bool) -> None:
         """Apply what has come; read a stream and follow it again if that has ended, and log why it cannot be read.
 
-        A worker's timer calls this, and each message that comes. It waits for `BUSY` seconds at most, several times if
+        A worker's timer calls this, and each message that comes. It waits for `ANSWER_WITHIN` seconds at most, several times if
         nobody answers.
         """
         self.poll()
         if self.until.get(stream.name, math.inf) > time.monotonic():
             return
         try:
-            if self.catch_up(stream, apply, create, patience=0, silence=BUSY):
+            if self.catch_up(stream, apply, create, patience=0, silence=ANSWER_WITHIN):
                 logger.info("The contents of the stream %r are known from now on", stream.name)
         except DelayError as exc:
             logger.info("The stream %r cannot be read yet: %s", stream.name, exc)
@@ -291,14 +287,16 @@ class Following:
                 self._follower.forget(stream)
                 now = time.monotonic()
                 failing = now - self.failing.setdefault(stream.name, began)
-                pause = min(AGAIN, max(0.5, now - began, failing / 5))
-                self.until[stream.name] = now + (30 * AGAIN if isinstance(exc, NotPermitted) else pause)
+                # At first soon, then the less often the longer it fails: when a node of a cluster goes or comes, RabbitMQ
+                # restarts the replicas of streams. It logs each try of a user without the permission.
+                pause = min(PAUSE, max(0.5, now - began, failing / 5))
+                self.until[stream.name] = now + (30 * PAUSE if isinstance(exc, NotPermitted) else pause)
                 if isinstance(exc, OperationalError):  # the consumer has its connection, and goes on
                     raise StreamUnavailable(f"the stream {stream.name!r} cannot be read: {exc}") from exc
                 raise
             self.failing.pop(stream.name, None)
             found = self.follows(stream)
-            self.until[stream.name] = math.inf if found else time.monotonic() + AGAIN
+            self.until[stream.name] = math.inf if found else time.monotonic() + PAUSE
             return found
 
     def _read(self, stream: Stream, **limits: float) -> None:

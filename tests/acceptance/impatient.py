@@ -5,5 +5,5 @@ from celery_rabbit_delay.schedule.amqp import stream_consumer
 from celery_rabbit_delay.schedule.app import control
 
 control.PATIENCE = 1
-stream_consumer.SILENCE = 3
-receiving.AGAIN = 1
+stream_consumer.PATIENCE = 3
+receiving.PAUSE = 1

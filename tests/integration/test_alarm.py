@@ -133,7 +133,7 @@ def test_an_alarm_is_an_error_within_the_time_that_was_set(vhost: Vhost, monkeyp
             with soon(), pytest.raises(OSError):  # noqa: PT011
                 publish(other, "x" * 50_000_000)  # more than any socket takes
             # Nor does who reads a stream wait for what an alarm keeps out of it.
-            monkeypatch.setattr(stream_consumer, "SILENCE", 600)
+            monkeypatch.setattr(stream_consumer, "PATIENCE", 600)
             patient = stack.enter_context(vhost.connection(confirm_timeout=None))
             with soon(), Follower(patient) as reader:
                 first = [one.body for one in reader.catch_up(stream)]

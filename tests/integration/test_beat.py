@@ -234,7 +234,7 @@ def test_a_run_that_was_sent_and_not_noted_has_the_same_id_when_it_is_sent_again
         original, original_send = Lock.add, beat.Scheduler._send
         patch.setattr(Lock, "add", add)
         patch.setattr(beat.Scheduler, "_send", send)
-        wait_until(lambda: first.tick() == beat.SLEEP and first._lock is None, "it has sent, and could not note it")
+        wait_until(lambda: first.tick() == beat.STEP and first._lock is None, "it has sent, and could not note it")
     with scheduling(vhost, schedule) as second:
         tick_for(second, 1.5)
     ids = [message.headers["id"] for message in vhost.take("celery", 2)]

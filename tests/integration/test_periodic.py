@@ -318,6 +318,6 @@ def test_without_an_answer_it_is_said_how_to_find_out(
 ) -> None:
     serve()
     monkeypatch.setattr(Lock, "answer", lambda *_: None)
-    monkeypatch.setattr(periodic.api, "PATIENCE", 1)
+    app.conf.beat_heartbeat = 3
     with pytest.raises(DelayError, match="list the entries to see whether it is done"):
         periodic.run_now(app, "hourly")

@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from celery_rabbit_delay.delay.amqp.sender import Turn
 from celery_rabbit_delay.schedule.amqp.making import make_streams
 from celery_rabbit_delay.schedule.core import streams
 from tests.kit.broker import DECLARED_TWICE, Vhost, publish, take, waiting_for_queues
@@ -81,7 +82,7 @@ def test_who_waits_for_another_thread_waits_no_longer_than_the_limit(vhost: Vhos
     vhost.declare("q")
     with vhost.connection(confirm_timeout=0.5) as connection:
         publish(connection, 1)
-        with connection.connection.sender.turn(60), ThreadPoolExecutor(1) as pool:
+        with Turn(connection.connection.sender, 60), ThreadPoolExecutor(1) as pool:
             late = pool.submit(publish, connection, 1)
             with pytest.raises(TimeoutError, match="another thread"):
                 late.result()

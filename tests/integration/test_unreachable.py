@@ -87,7 +87,7 @@ def test_a_list_whose_broker_goes_away_while_it_is_read_is_an_error_of_the_conne
     with proxy(vhost.broker.node.port) as through:
         through.cut_after = lambda data: b"changes" in data  # when the stream is asked for
         behind = make_app(through.url(vhost.url("amqp")))
-        monkeypatch.setattr("celery_rabbit_delay.schedule.amqp.stream_consumer.SILENCE", 1)
+        monkeypatch.setattr("celery_rabbit_delay.schedule.amqp.stream_consumer.PATIENCE", 1)
         behind.amqp.delay_options = celery_rabbit_delay.Options(**QUICK, confirm_timeout=1)
         with pytest.raises(celery_rabbit_delay.StreamUnavailable) as raised:
             celery_rabbit_delay.find(behind, "x")

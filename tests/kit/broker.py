@@ -19,6 +19,7 @@ import kombu
 from celery_rabbit_delay import Options
 from celery_rabbit_delay.delay.amqp import declare, routes
 from celery_rabbit_delay.delay.amqp.publisher import DelayedPublisher
+from celery_rabbit_delay.delay.amqp.sender import Turn
 from celery_rabbit_delay.delay.core.destination import Destination
 from celery_rabbit_delay.delay.core.topology import Cascade
 from tests.kit.abilities import Ability
@@ -294,7 +295,7 @@ def lead(connection: kombu.Connection, queue: str, delays: Iterable[float] = ())
 def publishing(connection: kombu.Connection) -> Iterator[DelayedPublisher]:
     """Yield the publisher of a connection, in a turn with the connection of its own."""
     sender = connection.connection.sender
-    with sender.turn(60):
+    with Turn(sender, 60):
         yield sender.publisher()
 
 

@@ -12,6 +12,7 @@ from amqp.abstract_channel import AbstractChannel
 
 from celery_rabbit_delay import upstream
 from celery_rabbit_delay.delay.amqp.confirms import ConfirmedChannel, Outgoing
+from celery_rabbit_delay.delay.amqp.sender import Turn
 
 
 @contextmanager
@@ -19,7 +20,7 @@ def frames(connection: Any) -> Iterator[tuple[list[tuple[int, int]], list[tuple[
     """Yield the AMQP methods that are sent to publish a connection's delayed messages, and what is received."""
     sent: list[tuple[int, int]] = []
     received: list[tuple[int, int]] = []
-    with connection.connection.sender.turn(60) as amqp:
+    with Turn(connection.connection.sender, 60) as amqp:
         pass
     writer, dispatch = amqp.frame_writer, AbstractChannel.dispatch_method
 

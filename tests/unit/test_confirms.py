@@ -197,7 +197,7 @@ def test_a_stream_that_sends_nothing_but_heartbeats_is_silent(
     monkeypatch.setattr(follower, "PATIENCE", 0)
     with pytest.raises(StreamUnavailable, match="has not answered in time"):
         Follower(client).extents([STREAM])
-    assert broker.now == stream_consumer.SILENCE
+    assert broker.now == stream_consumer.PATIENCE
 
 
 @pytest.mark.parametrize(("offsets", "last"), [([4], 4), ([None], None), ([0, None], 1), ([0, None, None], 2)])
@@ -210,7 +210,7 @@ def test_a_message_that_does_not_say_its_offset_comes_after_the_one_before(
 
 def test_a_message_that_is_gone_from_a_stream_is_waited_for_in_vain(broker: Broker, client: Any) -> None:
     assert Follower(client).at(STREAM, 7) is None
-    assert broker.now == stream_consumer.SILENCE
+    assert broker.now == stream_consumer.PATIENCE
 
 
 def test_a_refusal_to_store_is_py_amqps_own_and_one_of_its_errors() -> None:

@@ -15,7 +15,7 @@ from celery.worker import state as worker_state
 
 from celery_rabbit_delay import InvalidDelay, InvalidDestination, MessageRefused, Options
 from celery_rabbit_delay.delay.amqp.interceptor import Interceptor
-from celery_rabbit_delay.delay.amqp.transport import PAUSE
+from celery_rabbit_delay.delay.amqp.limited import PAUSE
 from celery_rabbit_delay.delay.app.handing_on import HandingOn, due_of, has_waited
 
 DUE = datetime(2030, 7, 1, 12, tzinfo=timezone.utc)

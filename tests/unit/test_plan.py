@@ -68,13 +68,11 @@ def test_a_priority_that_no_queue_knows_is_an_error(priority: Any) -> None:
 RECORDING = {"schedule": True, "journal": 60}
 
 
-def test_what_waits_long_enough_is_recorded_with_its_number_and_its_id() -> None:
+def test_what_waits_long_enough_is_recorded_with_its_number() -> None:
     recorded = new({"id": "7"}, options=RECORDING)
     assert recorded.ticket is not None
     assert recorded.ticket.stream == streams.journal_for(Options().cascade, 60)
     assert recorded.ticket.number == recorded.headers[HEADER]["n"]
-    assert recorded.id == "7"
-    assert new(correlation_id="8", options=RECORDING).id == "8"
     assert new({"id": "7"}, options={"schedule": True, "journal": None}).ticket is None
 
 

@@ -17,7 +17,8 @@ from freezegun import freeze_time
 from celery_rabbit_delay import NotPermitted, UnsupportedConfiguration
 from celery_rabbit_delay.delay.amqp.confirms import NotStored
 from celery_rabbit_delay.delay.amqp.interceptor import Interceptor
-from celery_rabbit_delay.delay.amqp.transport import PAUSE, Channel, UserConnection
+from celery_rabbit_delay.delay.amqp.limited import PAUSE
+from celery_rabbit_delay.delay.amqp.transport import Channel, UserConnection
 from celery_rabbit_delay.delay.core.headers import HEADER, X_DELIVERY_TIME, wrap
 from celery_rabbit_delay.delay.core.options import Options
 

@@ -8,18 +8,15 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING
 
 from amqp import Message
 from amqp.exceptions import AMQPError
 
+from ..core.destination import Destination
 from ..core.errors import CascadeMissing, DelayError, MessageRefused, NotRouted
+from ..core.plan import Plan
 from .confirms import NotStored
-
-if TYPE_CHECKING:
-    from ..core.destination import Destination
-    from ..core.plan import Plan
-    from .sender import Sender
+from .sender import Sender, Turn
 
 logger = logging.getLogger(__name__)
 
@@ -69,7 +66,7 @@ class Batch:
         self._send(sender, plan)
 
     def _send(self, sender: Sender, plan: Plan) -> None:
-        with sender.turn():
+        with Turn(sender):
             message = sender.publisher().submit(plan, partial(self._on_answer, self.amount))
             self._sent[self.amount] = sender, plan, message
             self.amount += 1
@@ -97,7 +94,7 @@ class Batch:
         for one in list(dict.fromkeys(sender for sender, *_ in self._stored)):
             its = [(plan, message) for sender, plan, message in self._stored if sender is one]
             try:
-                with one.turn():
+                with Turn(one):
                     one.publisher().interceptor.stored(one.publisher(), its)
             except (AMQPError, OSError, DelayError) as exc:
                 logger.warning("%d messages of a batch are stored, but not recorded: %s", len(its), exc)

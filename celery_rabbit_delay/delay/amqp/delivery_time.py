@@ -17,7 +17,7 @@ from ..core.headers import X_DELIVERY_TIME
 from ..core.topology import PROBE, Binding, Cascade
 from . import declare
 from .confirms import ConfirmedChannel, Outgoing
-from .limited import LimitedConnection
+from .limited import ANSWER_WITHIN, LimitedConnection
 
 #: Nanoseconds.
 _MS = 1_000_000
@@ -26,11 +26,8 @@ _MS = 1_000_000
 #: messages pass levels, which depend on no clock.
 MARGINS, BEHIND = (10, 40, 160, 640), 2_000
 
-#: Seconds to wait for messages that are due.
-_PROBED_FOR = 2
-
-#: Nanoseconds after which a "no" is asked again, and the clock: two that run freely differ by some milliseconds then.
-_AGAIN, _VALID = 60 * 1_000_000_000, 600 * 1_000_000_000
+#: Nanoseconds after which the broker is asked again: two clocks that run freely differ by some milliseconds then.
+_VALID = 300 * 1_000_000_000
 
 #: Nanoseconds that may pass between two looks at clocks of the same host, and by which one may have been adjusted.
 _STEP = 5 * _MS
@@ -54,8 +51,7 @@ class BrokerClock(NamedTuple):
     @property
     def is_old(self) -> bool:
         """Whether to ask again: some time has passed, or this host was suspended, or its clock set."""
-        valid = _AGAIN if self.ahead is None else _VALID
-        return time.monotonic_ns() - self.asked > valid or abs(_wall() - self.wall) > _STEP
+        return time.monotonic_ns() - self.asked > _VALID or abs(_wall() - self.wall) > _STEP
 
 
 #: What this process knows of brokers, by their host and port, virtual host, and the root of the cascade.
@@ -83,10 +79,10 @@ def ask(channel: ConfirmedChannel, cascade: Cascade, is_proved: bool) -> BrokerC
         headers = {"CC": [reply], **({X_DELIVERY_TIME: now + delay} if delay else {})}
         probe = Message(str(delay), delivery_mode=2, application_headers=headers)
         channel.send(Outgoing(probe, cascade.outbox_ingest, PROBE))
-    if connection.wait_until(lambda: 0 in arrived, _PROBED_FOR):
+    if connection.wait_until(lambda: 0 in arrived, ANSWER_WITHIN):
         passed = arrived[: arrived.index(0)]
         held = min(set(MARGINS).difference(passed), default=None)
-        is_due = held and (is_proved or connection.wait_until(lambda: held in arrived, _PROBED_FOR))
+        is_due = held and (is_proved or connection.wait_until(lambda: held in arrived, ANSWER_WITHIN))
         if held and is_due and -BEHIND in passed:
             clock = clock._replace(ahead=(now + held) * _MS - clock.asked)
     asking.basic_cancel(tag, nowait=True)  # and RabbitMQ deletes the queue

@@ -1,6 +1,6 @@
 """An AMQP connection whose waits can be limited in total, for connections that this package opens.
 
-A connection of the user is one, too. None of its waits is limited, but for those when it closes: see `CLOSING`.
+A connection of the user is one, too. None of its waits is limited, but for those when it closes.
 """
 
 from __future__ import annotations
@@ -36,9 +36,10 @@ LIMITED = (
 )
 
 
-#: Seconds to wait for the answer when a connection or a channel closes. After an error Kombu's pools close connections,
-#: so that a call would never raise its own error while nobody answers.
-CLOSING = 10
+#: Seconds that whoever has other work waits for an answer: a consumer, an event loop, which has heartbeats to send, and
+#: who closes. After an error Kombu's pools close connections, so that a call would never raise its own error while nobody
+#: answers. And seconds for which that is not tried again which had no answer.
+ANSWER_WITHIN, PAUSE = 5.0, 10.0
 
 #: The factor by which a wait may be longer than asked for: to tell the socket its limit takes two system calls a frame.
 _INEXACT = 1.02
@@ -69,9 +70,12 @@ class LimitedConnection(pyamqp.Connection):  # type: ignore[misc]
         version: tuple[Any, ...] = version_string_as_tuple(self.server_properties.get("version") or "0")
         return version
 
-    def limit(self, seconds: float | None) -> None:
-        """Limit all waits from now on, until the next call, also those for room in the socket's buffer."""
-        self._end = None if seconds is None else time.monotonic() + seconds
+    def limit(self, seconds: float | None, end: float | None) -> None:
+        """Limit all waits for the broker to a moment (`time.monotonic`), and each for room in the socket's buffer.
+
+        Until the next call.
+        """
+        self._end = end
         if self.transport.sock.gettimeout() != seconds:
             self.transport.sock.settimeout(seconds)
 
@@ -125,8 +129,8 @@ class LimitedConnection(pyamqp.Connection):  # type: ignore[misc]
         return is_done()
 
     def close(self, *args: Any, **kwargs: Any) -> None:
-        """Close. A broker that does not answer is left alone after `CLOSING` seconds, also by Kombu's pools."""
-        with self.within(CLOSING):
+        """Close. A broker that does not answer is left alone after `ANSWER_WITHIN` seconds, also by Kombu's pools."""
+        with self.within(ANSWER_WITHIN):
             super().close(*args, **kwargs)
 
     def read_all(self) -> None:

@@ -44,7 +44,7 @@ Answered = Callable[[Exception | None], None]
 class DelayedPublisher:
     """Publishes into one cascade through one AMQP connection of ours, and lives as long as the connection.
 
-    For blocks of `Sender.turn`, which limit its waits, and close the connection on whatever is not the broker's answer.
+    For blocks of `Turn`, which limit its waits, and close the connection on whatever is not the broker's answer.
     """
 
     def __init__(

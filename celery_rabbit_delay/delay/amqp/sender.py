@@ -33,12 +33,8 @@ from ..core.options import Options
 from ..core.plan import Plan
 from .confirms import ANSWERS
 from .connecting import connect, copy_of
-from .limited import CLOSING, NO_ANSWER, LimitedConnection
+from .limited import ANSWER_WITHIN, NO_ANSWER, LimitedConnection
 from .publisher import DelayedPublisher
-
-#: Seconds that are left in a turn at least once it has begun.
-_LEAST = 0.001
-
 
 #: All that live. A forked process has none of its parent's.
 _of_this_process: weakref.WeakSet[Sender] = weakref.WeakSet()
@@ -86,29 +82,21 @@ class Sender:
 
         Raises as `DelayedPublisher.publish`.
         """
-        with self.turn(seconds):
+        with Turn(self, seconds):
             self.publisher(plan.came_early).publish(plan)
 
     def publish_now(self, message: Message, exchange: str, key: str) -> str | None:
         """Publish a message without a delay. Returns and raises as `ConfirmedChannel.publish`."""
-        with self.turn():
+        with Turn(self):
             return self.publisher().channel.publish(message, exchange, key)
 
     def lead_to(self, destination: Destination) -> None:
         """Create what a destination lacks, before a message is sent there. Raises as `Routes.ensure`."""
-        with self.turn():
+        with Turn(self):
             self.publisher().routes.ensure(self.publisher().channel, destination)
 
-    def turn(self, seconds: float | None = None) -> Turn:
-        """Give this thread the connection for a `with` block, which waits for the broker so long at most.
-
-        And for no longer than the option `confirm_timeout`.
-        """
-        limits = (seconds, self.options.confirm_timeout, _this_thread.patience)
-        return Turn(self, min(filter(None, limits), default=None))
-
     def publisher(self, through_levels: bool = False) -> DelayedPublisher:
-        """Return what publishes on the connection. For a block of `turn`. Raises `UnsupportedConfiguration`."""
+        """Return what publishes on the connection. For a block of `Turn`. Raises `UnsupportedConfiguration`."""
         publisher = self._publishers.get(through_levels)
         if publisher is None:
             connection: LimitedConnection = self._client.connection
@@ -122,10 +110,10 @@ class Sender:
             )
         return publisher
 
-    def settle(self, seconds: float | None = CLOSING) -> None:
+    def settle(self, seconds: float | None = ANSWER_WITHIN) -> None:
         """Wait so long at most until the broker has answered all, also the records, of which only the log tells."""
         if self.unanswered:
-            with suppress(AMQPError, OSError), self.turn(seconds) as connection:
+            with suppress(AMQPError, OSError), Turn(self, seconds) as connection:
                 connection.wait_until(lambda: not self.unanswered)
 
     @property
@@ -157,8 +145,8 @@ class Sender:
         for publisher in publishers:
             publisher.channel.refuse_all(reason or RecoverableConnectionError("the connection was closed"))
 
-    def _ready(self, seconds: float | None) -> LimitedConnection:
-        """Return the connection once it is open. The broker may have closed it since the last turn."""
+    def _ready(self, end: float | None) -> LimitedConnection:
+        """Return the connection once it is open, by a moment (`time.monotonic`): the broker may have closed it."""
         if self._client.connected:
             connection: LimitedConnection = self._client.connection
             try:
@@ -170,7 +158,8 @@ class Sender:
                 self.close(exc)
         else:
             self.close()  # what belongs to the last one
-        self._client.connect_timeout = min(filter(None, (self._connect_timeout, seconds)), default=None)
+        left = end and max(end - time.monotonic(), 0)
+        self._client.connect_timeout = min(filter(None, (self._connect_timeout, left)), default=None)
         try:
             connect(self._client)
         except TimeoutError as exc:
@@ -180,20 +169,24 @@ class Sender:
 
 
 class Turn:
-    """A block of `Sender.turn`."""
+    """A `with` block for which a thread has the connection of a sender, and yields it."""
 
-    def __init__(self, sender: Sender, seconds: float | None) -> None:
-        self._sender, self._seconds, self._lock = sender, seconds, sender._lock
+    def __init__(self, sender: Sender, seconds: float | None = None) -> None:
+        """Let the block wait for the broker so long at most, and for no longer than the option `confirm_timeout`."""
+        limits = (seconds, sender.options.confirm_timeout, _this_thread.patience)
+        self._seconds = min(filter(None, limits), default=None)
+        self._sender, self._lock = sender, sender._lock
 
     def __enter__(self) -> LimitedConnection:
-        sender, seconds, is_mine, began = self._sender, self._seconds, False, time.monotonic()
+        sender, seconds, is_mine = self._sender, self._seconds, False
+        end = seconds and time.monotonic() + seconds
         try:
             is_mine = self._lock.acquire(timeout=-1 if seconds is None else seconds)
             if is_mine and self._lock is not sender._lock:  # somebody was interrupted while this thread waited
                 raise RecoverableConnectionError("the connection was closed")
             if is_mine:
-                connection = sender._ready(seconds and max(began + seconds - time.monotonic(), _LEAST))
-                connection.limit(seconds and max(began + seconds - time.monotonic(), _LEAST))
+                connection = sender._ready(end)
+                connection.limit(seconds, end)
                 return connection
         except BaseException as exc:
             if not is_mine:  # an interrupt may have come just after the lock was taken: nobody uses it again

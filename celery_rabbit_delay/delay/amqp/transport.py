@@ -27,7 +27,7 @@ from . import batch
 from .broker_url import tls_of
 from .connecting import PerClient
 from .interceptor import Interceptor
-from .limited import CLOSING, LimitedConnection
+from .limited import ANSWER_WITHIN, PAUSE, LimitedConnection
 from .sender import Sender
 
 logger = logging.getLogger(__name__)
@@ -35,9 +35,8 @@ logger = logging.getLogger(__name__)
 #: The exchange type of the delayed-message-exchange plug-in, and the argument with the underlying type.
 PLUG_IN_TYPE, PLUG_IN_ARGUMENT = "x-delayed-message", "x-delayed-type"
 
-#: Seconds that a consumer waits for the broker's answer to what it publishes, and for which it sends back and hands on
-#: nothing after it had none; seconds by which the clocks of two hosts may differ.
-ANSWER_WITHIN, PAUSE, CLOCKS_DIFFER = 5.0, 10.0, 5
+#: Seconds by which the clocks of two hosts may differ.
+CLOCKS_DIFFER = 5
 
 
 #: Return whether the app of a `kombu.Connection` consumes from quorum queues. Its queues may change later.
@@ -98,7 +97,7 @@ class Channel(pyamqp.Channel):  # type: ignore[misc]
         return None
 
     def close(self, *args: Any, **kwargs: Any) -> Any:
-        with contextlib.nullcontext() if self.connection is None else self.connection.within(CLOSING):
+        with contextlib.nullcontext() if self.connection is None else self.connection.within(ANSWER_WITHIN):
             return super().close(*args, **kwargs)
 
     def collect(self) -> None:

@@ -18,7 +18,8 @@ from celery.worker import state as worker_state
 from kombu.common import Broadcast
 
 from ... import upstream
-from ..amqp.transport import ANSWER_WITHIN, PAUSE, DeliveredMessage, UserConnection
+from ..amqp.limited import ANSWER_WITHIN, PAUSE
+from ..amqp.transport import DeliveredMessage, UserConnection
 from ..core import plan
 from ..core.due import eta_in_utc
 from ..core.errors import DelayError, InvalidDelay, InvalidDestination, MessageRefused

@@ -15,8 +15,8 @@ from typing import Any
 from celery import bootsteps
 from kombu.common import QoS
 
+from ..amqp.limited import ANSWER_WITHIN
 from ..amqp.sender import limit_this_thread
-from ..amqp.transport import ANSWER_WITHIN
 from ..core.options import DRIVER_TYPE
 
 logger = logging.getLogger(__name__)

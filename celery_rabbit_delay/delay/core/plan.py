@@ -13,7 +13,7 @@ from ...text import duration
 from . import destination as destination_
 from .destination import Destination
 from .errors import InvalidDelay, InvalidDestination
-from .headers import HEADER, Delivery, Headers, State, message_id, wrap
+from .headers import HEADER, Delivery, Headers, State, wrap
 from .options import Options
 from .topology import Stream
 
@@ -36,7 +36,6 @@ class Plan(NamedTuple):
     headers: dict[str, Any]  # wrapped
     destination: Destination
     due: int  # in nanoseconds, by the clock of `Now.monotonic`
-    id: str = ""  # Celery's task id, or another message's correlation id or message id
     ticket: Ticket | None = None
     #: Whether it came before its delivery time: so it does not wait for that once more, but in levels.
     came_early: bool = False
@@ -78,12 +77,11 @@ def of_new(
     priority = message.properties.get("priority")
     if priority is not None and not (isinstance(priority, int) and 0 <= priority <= 255):
         raise InvalidDestination(f"priority={priority!r}: use a whole number from 0 to 255")
-    id_ = message_id(message.properties, headers)
     ticket = get_ticket(headers, delay)
     due = now.utc + timedelta(microseconds=delay)
     wrapped = wrap(headers, options.cascade.root, exchange, routing_key, due, ticket and ticket.number)
     destination = destination_.of(exchange, routing_key, bound)
-    return Plan(message, wrapped, destination, now.monotonic + delay * 1000, id_, ticket)
+    return Plan(message, wrapped, destination, now.monotonic + delay * 1000, ticket)
 
 
 def of_received(
@@ -106,8 +104,8 @@ def of_received(
     number = early.number if early else ticket and ticket.number
     wrapped = wrap(received.headers, options.cascade.root, received.exchange, received.routing_key, due, number)
     wrapped[HEADER]["queue"] = queue
-    due_ns, id_ = now.monotonic + delay * 1000, message_id(message.properties, wrapped)
-    return Plan(message, wrapped, Destination("", queue), due_ns, id_, ticket, early is not None)
+    due_ns = now.monotonic + delay * 1000
+    return Plan(message, wrapped, Destination("", queue), due_ns, ticket, early is not None)
 
 
 def of_orphan(message: Any, state: State, delay: int, now: Now, options: Options) -> Plan:
@@ -119,8 +117,7 @@ def of_orphan(message: Any, state: State, delay: int, now: Now, options: Options
     wrapped = wrap(message.headers, options.cascade.root, state.exchange, state.routing_key, state.due, state.number)
     if state.queue is not None:
         wrapped[HEADER]["queue"] = state.queue
-    destination, id_ = destination_.of(*state.destination), message_id(message.properties, wrapped)
-    return Plan(message, wrapped, destination, now.monotonic + delay * 1000, id_)
+    return Plan(message, wrapped, destination_.of(*state.destination), now.monotonic + delay * 1000)
 
 
 def _check_delay(delay: int, options: Options) -> None:

@@ -19,23 +19,16 @@ from kombu.exceptions import OperationalError
 
 from ...delay.amqp import declare
 from ...delay.amqp.connecting import Patience
-from ...delay.amqp.limited import NO_ANSWER
+from ...delay.amqp.limited import ANSWER_WITHIN, NO_ANSWER, PAUSE
 from ...delay.core.topology import Stream
 from ...operate.broker_connection import is_lost
 from ..core import streams
 from ..core.errors import StreamUnavailable
-from .stream_consumer import BUSY, PREFETCH, Place, StreamConsumer, StreamMessage, StreamReplaced
-
-#: Seconds for which a stream that exists is waited for, because a starting broker restores streams last; at most the
-#: option `confirm_timeout`.
-PATIENCE = 15
+from .stream_consumer import PATIENCE, PREFETCH, Place, StreamConsumer, StreamMessage, StreamReplaced
 
 #: Seconds without a message after which the last chunks of streams have come, the same where the broker counts no
 #: message in a stream, which it does up to 5 s after the first one.
 _QUIET, _COUNTED = 0.1, 1
-
-#: Seconds between two looks for new streams, which double up to the most: RabbitMQ logs each stream that is missing.
-_LOOK, _LOOK_AT_MOST = 5.0, 60.0
 
 
 class Extent(NamedTuple):
@@ -53,7 +46,7 @@ class Follower(StreamConsumer):
         #: The offset of the last message of each stream, by its name, when following it from a place began.
         self.ends: dict[str, int] = {}
         self._lacking: dict[Stream, Place | None] = {}  # that are to be followed, and do not exist yet
-        self._looked, self._pause = -math.inf, _LOOK
+        self._looked = -math.inf
 
     def extents(self, wanted: Iterable[Stream], patience: float | None = None) -> dict[Stream, Extent]:
         """Return what those of some streams hold that exist.
@@ -93,7 +86,7 @@ class Follower(StreamConsumer):
         """Yield what a stream holds now, and follow it from then on; neither if it does not exist.
 
         It is one that begins with a message, as that of changes does, for which this waits. Among what comes is that of
-        the other streams that are followed. `silence`: seconds to wait for an answer, by default `SILENCE`.
+        the other streams that are followed. `silence`: seconds to wait for an answer, by default `PATIENCE`.
         Raises as `extents`.
         """
 
@@ -190,7 +183,7 @@ class Follower(StreamConsumer):
                 self._consume(stream, "last", partial(note, stream))
             awaited = {stream for stream, count in counts.items() if count or has_messages}
             connection.wait_until(lambda: awaited <= lasts.keys())
-        with suppress(TimeoutError), connection.within(BUSY):
+        with suppress(TimeoutError), connection.within(ANSWER_WITHIN):
             while True:
                 with connection.within(_QUIET if counts.keys() <= lasts.keys() else _COUNTED):
                     connection.drain_events()
@@ -215,7 +208,7 @@ class Follower(StreamConsumer):
 
         Raises as `StreamConsumer.receive` and `follow`.
         """
-        if self._lacking and time.monotonic() > self._looked + self._pause:
+        if self._lacking and time.monotonic() > self._looked + PAUSE:
             self._look()
         return super().receive(seconds)
 
@@ -234,7 +227,7 @@ class Follower(StreamConsumer):
                 self._begin(stream, place)
         for stream in extents:
             del self._lacking[stream]
-        self._looked, self._pause = time.monotonic(), _LOOK if extents else min(2 * self._pause, _LOOK_AT_MOST)
+        self._looked = time.monotonic()
 
 
 def _count(channel: Any, stream: Stream) -> int | None:

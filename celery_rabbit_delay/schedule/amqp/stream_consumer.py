@@ -24,7 +24,7 @@ from amqp.exceptions import ConsumerCancelled, NotFound, PreconditionFailed
 from ... import upstream
 from ...delay.amqp import declare
 from ...delay.amqp.connecting import copy_of
-from ...delay.amqp.limited import LimitedConnection
+from ...delay.amqp.limited import ANSWER_WITHIN, LimitedConnection
 from ...delay.core.options import Options
 from ...delay.core.topology import Stream
 from ...operate.broker_connection import abandon, ensure_connection
@@ -33,14 +33,12 @@ from ..core.errors import StreamUnavailable
 #: The prefetch count, in messages of at most 100 records each.
 PREFETCH = 500
 
-#: Seconds without an answer after which a stream counts as unavailable; at most the option `confirm_timeout`.
-SILENCE = 20
+#: Seconds without an answer after which a stream counts as unavailable, and for which one that exists is waited for,
+#: because a starting broker restores streams last; at most the option `confirm_timeout`.
+PATIENCE = 20
 
 #: Seconds without a message after which the last chunks of a stream that is consumed anew have come.
 _QUIET = 0.01
-
-#: The most seconds for which whoever has other work waits for the broker to answer, or to have nothing more to send.
-BUSY = 2
 
 #: Seconds without a message after which a stream is consumed anew.
 RENEWAL = 5
@@ -130,7 +128,7 @@ class StreamConsumer:
 
     def _limit(self, silence: float | None = None) -> float:
         """Return for how many seconds to wait for an answer."""
-        return min(SILENCE if silence is None else silence, self._most)
+        return min(PATIENCE if silence is None else silence, self._most)
 
     def _connect(self) -> LimitedConnection:
         if self._connection is None:
@@ -166,10 +164,10 @@ class StreamConsumer:
         stream has ended, and py-amqp's errors.
         """
         self._renewed = now = time.monotonic()
-        with connection.within(BUSY):
+        with connection.within(ANSWER_WITHIN):
             silent = [self._begin_again(one) for one in list(self._followed.values()) if one.heard <= now - RENEWAL]
             connection.wait_until(lambda: all(one.heard for one in silent if one.place))
-        with connection.within(BUSY), suppress(TimeoutError):
+        with connection.within(ANSWER_WITHIN), suppress(TimeoutError):
             while silent:
                 connection.drain_events(_QUIET)
 

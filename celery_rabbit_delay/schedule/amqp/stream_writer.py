@@ -16,6 +16,7 @@ from ...delay.amqp import declare
 from ...delay.amqp.confirms import ANSWERS, NotStored, Outgoing
 from ...delay.amqp.publisher import DelayedPublisher
 from ...delay.core.errors import CascadeMissing, DelayError, NotRouted, UnsupportedConfiguration
+from ...delay.core.headers import message_id
 from ...delay.core.plan import Plan
 from ...delay.core.topology import Stream
 from ..core import journal
@@ -28,12 +29,12 @@ logger = logging.getLogger(__name__)
 #: Bytes of a record that RabbitMQ takes by default, of 16 MiB: the message alone may just fit.
 _LARGEST = 16 * 1024 * 1024 - 10_000
 
-#: Seconds until the next attempt to write to a stream that does not work; at first it may only just be coming up.
-_FIRST_PAUSE, _PAUSE = 1, 60
+#: Seconds until the next attempt to record in a stream that is missing, or does not work.
+_PAUSE = 60
 
 
 class StreamWriter:
-    """Writes the streams of a cascade through the connection of a publisher. For blocks of `Sender.turn`."""
+    """Writes the streams of a cascade through the connection of a publisher. For blocks of `Turn`."""
 
     def __init__(
         self, publisher: DelayedPublisher, paused: dict[str, float], lost: list[tuple[Stream, Record]]
@@ -49,8 +50,8 @@ class StreamWriter:
     def record(self, plan: Plan, message: Message) -> None:
         """Send the record of a message that is stored, without waiting: a later turn reads the answer.
 
-        Only the first one for a stream is waited for, which creates a missing stream: one that has lost its data makes
-        RabbitMQ 4.3 close the connection, which must not hit the next message. Logs a warning if that fails.
+        Only the first one for a stream is waited for: one that has lost its data makes RabbitMQ 4.3 close the connection,
+        which must not hit the next message. Logs a warning if that fails, as where nobody has created the stream.
         """
         ticket = plan.ticket
         if ticket is None or self._is_paused(stream := ticket.stream) or not (record := record_of(plan, message)):
@@ -81,7 +82,7 @@ class StreamWriter:
         for stream, some in bodies.items():
             try:
                 if not self._is_paused(stream):
-                    self.write(stream, some)
+                    self._write(stream, [self.outgoing(stream, body) for body in some])
             except (DelayError, AMQPError, OSError) as exc:
                 self._give_up(stream, exc)
 
@@ -103,12 +104,11 @@ class StreamWriter:
                 name,
                 reason,
             )
-        pause = _PAUSE if self._paused.get(name, -math.inf) >= before else _FIRST_PAUSE
         # A broker without streams closes the connection at each attempt.
-        self._paused[name] = time.monotonic() + (math.inf if isinstance(reason, UnsupportedConfiguration) else pause)
+        self._paused[name] = time.monotonic() + (math.inf if isinstance(reason, UnsupportedConfiguration) else _PAUSE)
 
     def write(self, stream: Stream, bodies: Iterable[bytes]) -> None:
-        """Store messages in a stream, which is created if it is missing: one round trip.
+        """Store what must not be lost in a stream, which is created if it is missing: one round trip.
 
         Raises `CascadeMissing` with `declare="passive"`, `NotPermitted`, `CascadeConflict`, `NotStored`.
         """
@@ -125,7 +125,10 @@ class StreamWriter:
                 for confirm in [self._channel.send(one) for one in messages]:
                     self._channel.wait(confirm)
             except NotRouted as exc:
-                raise CascadeMissing(f"the stream {stream.name!r} is missing, or its node is down") from exc
+                raise CascadeMissing(
+                    f"the stream {stream.name!r} is missing, or its node is down: a worker with schedule=True creates it "
+                    "when it starts, or `celery -A APP delay setup`"
+                ) from exc
             except (InternalError, ResourceError) as exc:  # the stream has no leader, or has lost its data
                 raise StreamUnavailable(f"the stream {stream.name!r} cannot be written now: {exc}") from exc
         self._known.add(stream)
@@ -137,8 +140,9 @@ class StreamWriter:
 
 def record_of(plan: Plan, message: Message) -> Record | None:
     """Return the record of a message as it is sent; None if it is too large, with a warning."""
-    record = Record(plan.due_ms, plan.ticket.number if plan.ticket else 0, plan.id, *upstream.serialize(message))
+    id_ = message_id(message.properties, plan.headers)
+    record = Record(plan.due_ms, plan.ticket.number if plan.ticket else 0, id_, *upstream.serialize(message))
     if record.size > _LARGEST:
-        logger.warning("The message %r is sent without being recorded: it is too large to record", plan.id)
+        logger.warning("The message %r is sent without being recorded: it is too large to record", id_)
         return None
     return record

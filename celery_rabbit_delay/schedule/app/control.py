@@ -17,10 +17,12 @@ from kombu.exceptions import OperationalError
 
 from ... import upstream
 from ...delay.amqp.confirms import NotStored
+from ...delay.amqp.limited import ANSWER_WITHIN
 from ...delay.app.worker import has_loop
 from ...delay.core.errors import DelayError
 from ...delay.core.options import DRIVER_TYPE
 from ...delay.core.topology import Stream
+from ..amqp.follower import PATIENCE
 from ..amqp.making import make_streams
 from ..amqp.tasks import write_changes
 from ..core import changes, streams
@@ -30,14 +32,8 @@ from .pausing import follow_pauses
 
 logger = logging.getLogger(__name__)
 
-#: Seconds that a starting worker waits for the stream of changes, if it exists but cannot be read.
-PATIENCE = 30
-
 #: Seconds between two looks at the changes while no task comes: one that a worker holds already may be cancelled.
 POLL = 1.0
-
-#: Seconds for which `revoke` waits for the answer to a write.
-STORING = 5
 
 
 def changes_in(command: str, arguments: Mapping[str, Any]) -> list[bytes]:
@@ -72,7 +68,7 @@ def keep(app: Celery, command: str, arguments: Mapping[str, Any]) -> None:
                 if producer.connection.transport.driver_type == DRIVER_TYPE:
                     producer.connection.default_channel  # noqa: B018  connects: a pool may contain closed connections
                     # An alarm may go on: its end is not waited for.
-                    write_changes(producer.connection, messages, STORING)
+                    write_changes(producer.connection, messages, ANSWER_WITHIN)
     except SoftTimeLimitExceeded:
         raise
     except Exception as exc:
