@@ -165,6 +165,8 @@ def make_shop(vhost: Vhost, tmp_path: Path) -> Iterator[MakeShop]:
     shops: list[Shop] = []
 
     def make(options: dict[str, Any] | None = QUICK, **conf: Any) -> Shop:
+        if options and options.get("journal") is not None:
+            vhost.make_streams(options)
         shops.append(Shop(vhost, tmp_path, options, conf))
         return shops[-1]
 

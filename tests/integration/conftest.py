@@ -28,6 +28,8 @@ def make_app(vhost: Vhost) -> Iterator[MakeApp]:
         app.conf.update({"broker_url": vhost.url("amqp"), "result_backend": "cache+memory://", **conf})
         install(app, **quick(options or {}))
         app.task(name="t", shared=False)(nothing)
+        if "schedule" not in (options or {}):
+            vhost.make_streams(options or {})
         apps.append(app)
         return app
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 
 import pytest
 
@@ -115,7 +116,7 @@ def test_without_permission_to_create_a_stream_messages_are_sent_and_a_warning_c
     with vhost.connection() as connection:
         publish(connection, 0.1)
     user = vhost.user(r"^celery-rabbit-delay\.v3\.10ms\.(?!journal)", ".*", ".*")
-    with vhost.connection(user, journal=0) as connection, caplog.at_level(logging.WARNING):
+    with vhost.connection(user, has_streams=False, journal=0) as connection, caplog.at_level(logging.WARNING):
         for _ in range(3):
             publish(connection, 0.1)
     assert len(vhost.take("q", 4)) == 4
@@ -131,7 +132,7 @@ def test_a_passive_publisher_sends_without_a_record_and_warns_once(
     vhost.declare("q")
     with vhost.connection() as connection:
         publish(connection, 0.1)
-    with vhost.connection(journal=0, declare="passive") as connection, caplog.at_level(logging.WARNING):
+    with vhost.connection(has_streams=False, journal=0, declare="passive") as connection, caplog.at_level(logging.WARNING):
         for _ in range(3):
             publish(connection, 0.1)
         with pytest.raises(CascadeMissing, match=r"\.changes'.*run `celery -A APP delay setup`"):
@@ -141,26 +142,34 @@ def test_a_passive_publisher_sends_without_a_record_and_warns_once(
     assert "run `celery -A APP delay setup`" in warning
 
 
-def test_a_stream_that_was_deleted_is_created_again(vhost: Vhost) -> None:
+def test_a_stream_that_was_deleted_is_missed_for_a_minute_and_a_worker_creates_it_again(
+    vhost: Vhost, caplog: pytest.LogCaptureFixture
+) -> None:
     vhost.declare("q")
     with vhost.connection(journal=0) as connection:
         publish(connection, 60, correlation_id="first")
         vhost.delete_queue(JOURNAL)
         publish(connection, 60, correlation_id="comes back, and a warning says so")
         settle()
+        vhost.make_streams({"journal": 0})
+        publish(connection, 60, correlation_id="is not recorded yet")
+        assert 50 < paused_of[connection][JOURNAL] - time.monotonic() < 60
         paused_of[connection].clear()
-        publish(connection, 60, correlation_id="third")
-    assert [record.id for record in records(vhost)] == ["third"]
+        publish(connection, 60, correlation_id="fourth")
+    assert [record.id for record in records(vhost)] == ["fourth"]
+    [warning] = [record.getMessage() for record in caplog.records]
+    assert "sent without being recorded" in warning
 
 
-def test_a_stream_that_nothing_leads_to_any_more_is_found_again(vhost: Vhost) -> None:
+@pytest.mark.own_vhost
+def test_a_publisher_creates_no_stream_and_says_who_does(vhost: Vhost, caplog: pytest.LogCaptureFixture) -> None:
     vhost.declare("q")
-    with vhost.connection(journal=0) as connection:
-        publish(connection, 60, correlation_id="first")
-        vhost.delete_exchange(vhost.cascade.ingest)
-        assert [record.id for record in records(vhost)] == ["first"]
-        publish(connection, 60, correlation_id="second")
-    assert [record.id for record in records(vhost)] == ["first", "second"]
+    with vhost.connection(has_streams=False, journal=0) as connection, caplog.at_level(logging.WARNING):
+        publish(connection, 0.1)
+    assert len(vhost.take("q", 1)) == 1
+    assert not [name for name in vhost.names("queues") if "journal" in name or "changes" in name]
+    [warning] = [record.getMessage() for record in caplog.records]
+    assert "a worker with schedule=True creates it when it starts, or `celery -A APP delay setup`" in warning
 
 
 def test_each_task_of_a_minute_is_recorded_although_a_moment_of_it_has_passed(vhost: Vhost, make_app: MakeApp) -> None:

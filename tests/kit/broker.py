@@ -117,10 +117,25 @@ class Vhost:
     def url(self, scheme: str = "rabbit-delay", user: str = "guest") -> str:
         return f"{scheme}://{user}:{user}@127.0.0.1:{self.broker.node.port}/{self.name}"
 
-    def connection(self, user: str = "guest", confirm_publish: bool = False, **options: Any) -> kombu.Connection:
-        """Return a Kombu connection with our transport and quick options."""
+    def connection(
+        self, user: str = "guest", confirm_publish: bool = False, has_streams: bool = True, **options: Any
+    ) -> kombu.Connection:
+        """Return a Kombu connection with our transport and quick options; the streams for its records are there."""
+        if has_streams and options.get("journal") is not None:
+            self.make_streams(options)
         transport_options = {"rabbit_delay": quick(options), "confirm_publish": confirm_publish}
         return kombu.Connection(self.url(user=user), transport_options=transport_options)
+
+    def make_streams(self, options: Mapping[str, Any]) -> None:
+        """Create the streams of the schedule, if it is among some options, as a worker does when it starts."""
+        given = quick({**options, "declare": "auto"})
+        if not given.get("schedule"):
+            return
+        from celery_rabbit_delay.schedule.amqp.making import make_streams
+        from celery_rabbit_delay.schedule.core.streams import wanted
+
+        with kombu.Connection(self.url(), transport_options={"rabbit_delay": given}) as connection:
+            make_streams(connection, wanted(Options.parse(given)))
 
     def plain(self) -> kombu.Connection:
         """Return a Kombu connection with Kombu's own transport.
@@ -324,7 +339,7 @@ def ensure(connection: kombu.Connection, destination: Destination, *outboxes: in
         some = {*combined, *(ticks for ticks in outboxes if ticks in publisher.options.outbox_ticks)}
         if publisher.options.declare == "auto" and some:
             lead_to(publisher.channel.get_channel(), publisher.cascade, destination, some)
-            known.combined = combined
+            known.combined, known.missing = combined, None
 
 
 def lead_to(channel: Any, cascade: Cascade, destination: Destination, outboxes: Iterable[int]) -> None:

@@ -24,14 +24,6 @@ logger = logging.getLogger(__name__)
 AGAIN, OFTEN = 300.0, 4
 
 
-class _Known:
-    """A destination that a process leads to."""
-
-    def __init__(self, combined: tuple[int, ...], started: float) -> None:
-        self.combined = combined  # its outboxes that delays which are not round may end in, in ticks
-        self.started = started  # nothing may arrive there before this moment; `time.monotonic`
-
-
 class _Missing:
     """Outboxes that messages do without: one that has returned a message, or those that many delays may end in."""
 
@@ -40,6 +32,15 @@ class _Missing:
         self.until = time.monotonic() + AGAIN  # when one is tried again
         self.uses = 0  # by messages that came since
         self.is_declared: bool | None = None  # False: that was refused
+
+
+class _Known:
+    """A destination that a process leads to."""
+
+    def __init__(self, combined: tuple[int, ...], missing: _Missing | None, started: float) -> None:
+        self.combined = combined  # its outboxes that delays which are not round may end in, in ticks
+        self.missing = missing  # these, until they are there
+        self.started = started  # nothing may arrive there before this moment; `time.monotonic`
 
 
 class Routes:
@@ -53,7 +54,7 @@ class Routes:
         self._cascade, self._options = cascade, options
         self._has_cascade = False
         self._known: dict[Destination, _Known] = {}
-        #: By destination and ticks; those that many delays may end in with 0 ticks.
+        #: By destination and ticks, each an outbox that has returned a message.
         self._missing: dict[tuple[Destination, int], _Missing] = {}
 
     def ensure(self, channel: ConfirmedChannel, destination: Destination) -> float:
@@ -74,24 +75,23 @@ class Routes:
         declare.require_destination(channel.get_channel(), destination)
         if destination.is_short_lived:  # there is no end of those, and they share an outbox
             return 0
-        combined = self._lead(channel, destination)
-        # Another process may just have created the outbox without a delay.
-        shows = channel.server_version >= declare.SHOWS_WHAT_STARTED
-        known = _Known(combined, 0 if shows else time.monotonic() + declare.STARTED_AFTER)
-        self._known[destination] = known
+        known = self._known[destination] = self._lead(channel, destination)
         return known.started
 
-    def _lead(self, channel: ConfirmedChannel, destination: Destination) -> tuple[int, ...]:
-        """Create the outbox without a delay, or look for it; return others that delays may end in."""
+    def _lead(self, channel: ConfirmedChannel, destination: Destination) -> _Known:
+        """Create the outbox without a delay, or look for it."""
         combined = self._options.combined_in(self._cascade)
+        missing = _Missing(combined) if combined else None
         if self._options.declare == "passive":
-            return declare.require_route(channel.get_channel(), self._cascade, destination, combined)
-        has_returned = self._missing.pop((destination, 0), None) is not None
-        if has_returned or not self._cascade.by_time:
-            declare.lead_to(channel.get_channel(), self._cascade, destination, self._cascade.by_time)
-        if combined:
-            self._missing[destination, 0] = _Missing(combined)
-        return ()
+            missing, combined = None, declare.require_route(channel.get_channel(), self._cascade, destination, combined)
+        else:
+            has_returned = self._missing.pop((destination, 0), None) is not None
+            if has_returned or not self._cascade.by_time:
+                declare.lead_to(channel.get_channel(), self._cascade, destination, self._cascade.by_time)
+            combined = ()
+        # Another process may just have created the outbox without a delay.
+        shows = channel.server_version >= declare.SHOWS_WHAT_STARTED
+        return _Known(combined, missing, 0 if shows else time.monotonic() + declare.STARTED_AFTER)
 
     def combined(self, channel: ConfirmedChannel, destination: Destination) -> tuple[int, ...]:
         """Return the outboxes that delays which are not round may end in, in ticks.
@@ -99,30 +99,30 @@ class Routes:
         A process that sends to a destination often creates them, and uses them once they are safe.
         """
         known = self._known.get(destination)
-        if known is None or known.combined or not (missing := self._missing.get((destination, 0))):
-            return known.combined if known else ()
-        if self._is_over(channel, destination, 0):
+        if known and (missing := known.missing) and self._is_over(channel, destination, missing):
             if missing.is_declared:
-                known.combined = missing.outboxes
+                known.combined, known.missing = missing.outboxes, None
             else:
-                self._missing[destination, 0] = _Missing(missing.outboxes)
-        return known.combined
+                known.missing = _Missing(missing.outboxes)
+        return known.combined if known else ()
 
     def takes(self, channel: ConfirmedChannel, destination: Destination, ticks: int) -> bool:
         """Return whether to send a message to the outbox with just its delay: unless that has returned one of late."""
         if ticks not in self._options.outbox_ticks or self._cascade.by_time or destination not in self._known:
             return False
-        return (destination, ticks) not in self._missing or self._is_over(channel, destination, ticks)
+        missing = self._missing.get((destination, ticks))
+        if missing and not self._is_over(channel, destination, missing):
+            return False
+        self._missing.pop((destination, ticks), None)
+        return True
 
-    def _is_over(self, channel: ConfirmedChannel, destination: Destination, ticks: int) -> bool:
+    def _is_over(self, channel: ConfirmedChannel, destination: Destination, one: _Missing) -> bool:
         """Return whether messages need not do without outboxes any more.
 
         A process that misses them often declares them. They are bound later, so that nobody sends to a queue that
         RabbitMQ has not completely started and saved. A batch waits for neither while its messages are unanswered.
         """
-        one, cascade = self._missing.get((destination, ticks)), self._cascade
-        if one is None:  # another thread has just come to that
-            return True
+        cascade = self._cascade
         one.uses += 1
         if channel.unanswered > 1:  # one may be a record, whose answer is read later
             return False
@@ -130,7 +130,6 @@ class Routes:
             if time.monotonic() >= one.until:
                 if one.is_declared:
                     declare.bind_outboxes(channel.get_channel(), cascade, destination, one.outboxes)
-                self._missing.pop((destination, ticks), None)
                 return True
             if one.uses >= OFTEN and one.is_declared is None and self._options.declare == "auto":
                 declare.declare_outboxes(channel.get_channel(), cascade, destination, one.outboxes)
