@@ -36,7 +36,7 @@ pytestmark = pytest.mark.shared_vhost
 #: How many places of each action are interrupted; `INTERRUPTS=100000` interrupts all of them.
 PLACES = int(os.environ.get("INTERRUPTS", 20))
 
-#: Seconds after which a call has hung. The close of a user's connection, and of its channels, may take 10 s each.
+#: Seconds after which a call has hung. The close of a user's connection, and of its channels, may take 5 s each.
 HANGS = 25
 
 #: Where locks of others are, which an interrupt may leave taken: py-amqp's of a frame, and those of Kombu's pools and
