@@ -19,7 +19,7 @@ from ..delay.amqp.connecting import Patience
 from ..delay.amqp.destinations import bindings_of
 from ..delay.core import plan
 from ..delay.core.destination import check_key
-from ..delay.core.due import microseconds_until
+from ..delay.core.due import MICROSECOND
 from ..delay.core.errors import DelayError
 from ..delay.core.headers import Delivery, State, read_state, resent
 from ..delay.core.plan import Now
@@ -133,7 +133,7 @@ def replay(
 
     def publish(copy: Message, exchange: str, routing_key: str, state: State) -> str | None:
         now = Now(datetime.now(timezone.utc), time.monotonic_ns())
-        delay = microseconds_until(state.due, now.utc) + _ROUNDED
+        delay = (state.due - now.utc) // MICROSECOND + _ROUNDED
         if delay > 0:
             connection.sender.publish(plan.of_orphan(copy, state, delay, now, options))
             return None

@@ -79,16 +79,13 @@ class Channel(pyamqp.Channel):  # type: ignore[misc]
     def _publish(
         self, publish: Callable[..., Any], msg: Any, exchange: str, routing_key: str, *args: Any, **kwargs: Any
     ) -> Any:
-        if not due.is_delayed(msg.headers):
+        now = Now(datetime.now(timezone.utc), time.monotonic_ns())
+        delay, connection = due.delay_of(msg.headers, now.utc), self.connection
+        if delay <= 0:
             return publish(msg, exchange, routing_key, *args, **kwargs)
-        connection = self.connection
         if connection is None:  # what py-amqp raises for a message without a delay
             raise RecoverableConnectionError("basic_publish: connection closed")
         options, bound, get_ticket = connection.delay_options, connection.bound, connection.interceptor.ticket
-        now = Now(datetime.now(timezone.utc), time.monotonic_ns())
-        delay = due.delay_of(msg.headers, now.utc)
-        if delay <= 0:
-            return publish(msg, exchange, routing_key, *args, **kwargs)
         planned = plan.of_new(msg, msg.headers, exchange, routing_key, delay, now, options, bound, get_ticket)
         if collected_by := batch.current():
             collected_by.add(connection.sender, planned)

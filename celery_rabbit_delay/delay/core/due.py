@@ -18,25 +18,21 @@ X_DELAY = "x-delay"
 
 _CELERY_FORMAT = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{6})?([+-]\d\d:\d\d)?", re.ASCII).fullmatch
 
-_MICROSECOND = timedelta(microseconds=1)
+MICROSECOND = timedelta(microseconds=1)
 
 
-def is_delayed(headers: Mapping[str, object] | None) -> bool:
-    """Return whether the headers ask for a delay: an eta of Celery's task protocol 2, or `x-delay`."""
-    return headers is not None and bool((headers.get("eta") and "task" in headers) or headers.get(X_DELAY) is not None)
+def delay_of(headers: Mapping[str, object] | None, now: datetime) -> int:
+    """Return the delay that headers ask for, in microseconds, ≤ 0 if past; 0 if they ask for none.
 
-
-def delay_of(headers: Mapping[str, object], now: datetime) -> int:
-    """Return the delay that headers ask for, in microseconds, ≤ 0 if past. Raises `InvalidDelay`.
-
-    With both an eta and an `x-delay`, the later one applies.
+    They do with an eta, of Celery's task protocol 2, or an `x-delay`; with both, the later one applies. Raises
+    `InvalidDelay`.
     """
-    delays = []
+    headers, delays = headers or {}, []
     if headers.get("eta") and "task" in headers:
-        delays.append(microseconds_until(eta_in_utc(headers["eta"]), now))
+        delays.append((eta_in_utc(headers["eta"]) - now) // MICROSECOND)
     if headers.get(X_DELAY) is not None:
         delays.append(parse_x_delay(headers[X_DELAY]))
-    return max(delays)
+    return max(delays, default=0)
 
 
 def has_eta(headers: Mapping[str, object], due: datetime) -> bool:
@@ -62,11 +58,6 @@ def eta_in_utc(eta: object, naive_timezone: tzinfo = timezone.utc, name: str = "
         return (due if due.tzinfo else due.replace(tzinfo=naive_timezone)).astimezone(timezone.utc)
     except (TypeError, ValueError, OverflowError):
         raise _unreadable(eta, name) from None
-
-
-def microseconds_until(due: datetime, now: datetime) -> int:
-    """Return the time from `now` until `due`, both in UTC; negative if it has passed."""
-    return (due - now) // _MICROSECOND
 
 
 def _unreadable(eta: object, name: str = "the eta") -> InvalidDelay:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from ...text import duration
 from . import destination as destination_
 from .destination import Destination
+from .due import MICROSECOND
 from .errors import InvalidDelay, InvalidDestination
 from .headers import HEADER, Delivery, Headers, State, wrap
 from .options import Options
@@ -98,7 +99,7 @@ def of_received(
 
     One that came out of the cascade `early` has its number already. Raises as `of_new`.
     """
-    delay = (due - now.utc) // timedelta(microseconds=1)
+    delay = (due - now.utc) // MICROSECOND
     _check_delay(delay, options)
     ticket = None if early is not None else get_ticket(received.headers, delay)
     number = early.number if early else ticket and ticket.number

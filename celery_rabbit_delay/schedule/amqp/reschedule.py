@@ -15,7 +15,7 @@ from amqp import Message
 
 from ...delay.core import headers as headers_
 from ...delay.core import plan
-from ...delay.core.due import eta_in_utc, microseconds_until
+from ...delay.core.due import MICROSECOND, eta_in_utc
 from ...delay.core.errors import DelayError, DestinationNotFound, InvalidDelay, InvalidDestination, MessageRefused
 from ...delay.core.headers import resent
 from ...delay.core.options import Options
@@ -111,7 +111,7 @@ def move(connection: kombu.Connection, records: Sequence[Record], due: datetime,
         _check_expires(first.id, message.headers, max(due, now.utc))
     if refused := allowed.refuses(exchange, routing_key):
         raise InvalidDestination(f"{first.id!r} was not moved: {refused}")
-    delay = max(1, microseconds_until(due, now.utc))  # one tick for "at once"
+    delay = max(1, (due - now.utc) // MICROSECOND)  # one tick for "at once"
     ours, recorded = connection.default_channel.connection, partial(streams.ticket, replace(options, journal=0))
     planned = plan.of_new(message, message.headers, exchange, routing_key, delay, now, options, ours.bound, recorded)
     ours.sender.publish(planned)
