@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from .delay.core.options import Options
     from .installation import install
     from .periodic.core.errors import EntryConflict, InvalidEntry
-    from .schedule.amqp.tasks import Scheduled
+    from .schedule.amqp.waiting_tasks import Scheduled
     from .schedule.app.api import cancel, find, pause, paused, reschedule, restore, resume, scheduled
     from .schedule.core.errors import DifferentMessages, NotWaiting, StreamUnavailable, TooLate
 
@@ -76,7 +76,7 @@ __all__ = [
 _WHERE = {
     "BatchFailed": ".delay.amqp.batch",
     "Options": ".delay.core.options",
-    "Scheduled": ".schedule.amqp.tasks",
+    "Scheduled": ".schedule.amqp.waiting_tasks",
     "batch": ".delay.app.apps",
     "install": ".installation",
     "page": ".cli.page",

@@ -1,4 +1,4 @@
-"""`install`, which gives a Celery app the transport of this package, and what `revoke` does then.
+"""`install`, which gives an app our transport, or with `CELERY_RABBIT_DELAY=off` does not; and what `revoke` does.
 
 The broker URL decides Kombu's transport, at the first connection and at every failover. To leave the URL in the app's
 configuration unchanged, `app.amqp`, which makes the app's connections, rewrites the schemes of the URLs.
@@ -97,7 +97,7 @@ def _make_control(app: Celery, *, base: Any) -> Any:
 def _plug_in(sender: Any, **signal: Any) -> None:
     """Let a worker follow what is cancelled and paused, if its app has the schedule. For `worker_init`."""
     if is_installed(sender.app) and sender.app.amqp.delay_options.schedule:
-        from .schedule.app.control import FollowChanges
+        from .schedule.app.revoking import FollowChanges
 
         sender.app.steps["consumer"].add(FollowChanges)
 
@@ -120,7 +120,7 @@ class DelayedControl:
                 if not needs_no_broker(self.app.conf, self.app.conf.broker_url):
                     _say_what_revoke_does()
             else:
-                from .schedule.app.control import keep
+                from .schedule.app.revoking import keep
 
                 keep(self.app, command, {**(arguments or {}), **kwargs})
         return answer

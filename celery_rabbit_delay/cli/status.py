@@ -77,7 +77,7 @@ def _paused(names: QueueNames, connection: kombu.Connection, found: Status) -> l
     """Return the paused queues; if this user may not read them, say why not."""
     if not any(one.queue.endswith(".changes") for one in found.streams):
         return []
-    from ..schedule.amqp.tasks import paused
+    from ..schedule.amqp.waiting_tasks import paused
 
     try:
         return paused(connection, names)

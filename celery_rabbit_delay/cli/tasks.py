@@ -13,8 +13,8 @@ import kombu
 
 from ..delay.core.headers import milliseconds
 from ..schedule.amqp import reschedule as reschedule_
-from ..schedule.amqp import tasks as schedule_
-from ..schedule.amqp.tasks import Scheduled
+from ..schedule.amqp import waiting_tasks as schedule_
+from ..schedule.amqp.waiting_tasks import Scheduled
 from ..schedule.core.new_due_time import due_at
 from ..schedule.core.search import matching, parse
 from ..text import counted, escape

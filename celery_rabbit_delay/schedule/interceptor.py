@@ -31,7 +31,7 @@ from ..delay.core.plan import Plan
 from ..delay.core.topology import Cascade, Stream
 from ..unreadable import Unreadable
 from .amqp.follower import Follower
-from .amqp.making import lead_to_streams, make_streams
+from .amqp.create_streams import lead_to_streams, make_streams
 from .amqp.stream_consumer import StreamMessage
 from .amqp.stream_writer import StreamWriter, record_of
 from .core import streams

@@ -11,8 +11,8 @@ from typing import Any
 from flask import Flask, abort, flash, redirect, render_template, request
 
 from ..delay.core import headers as headers_
-from ..schedule.amqp import tasks as schedule_
-from ..schedule.amqp.clocks import utc_ms
+from ..schedule.amqp import waiting_tasks as schedule_
+from ..schedule.amqp.waiting_tasks import utc_ms
 from ..text import counted
 from . import forms, plot, search
 from .operations import Done, Operations, or_reason

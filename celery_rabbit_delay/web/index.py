@@ -14,7 +14,7 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 from ..operate.queue_names import QueueNames
-from ..schedule.amqp import tasks as schedule_
+from ..schedule.amqp import waiting_tasks as schedule_
 from ..schedule.amqp.stream_consumer import StreamMessage
 from ..schedule.core import streams
 from ..schedule.core.changes import Pause

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from ..operate import Status
 from ..periodic.beat_status import BeatStatus
-from ..schedule.amqp.clocks import utc_ms
+from ..schedule.amqp.waiting_tasks import utc_ms
 from . import search
 from .index import Row
 from .operations import Operations, or_reason

@@ -9,7 +9,7 @@ from typing import Any
 from flask import Flask
 
 from ..delay.core import headers as headers_
-from ..schedule.amqp.clocks import utc_ms
+from ..schedule.amqp.waiting_tasks import utc_ms
 from ..text import counted, span
 from . import forms, plot, search
 from .actions import add_actions

@@ -11,8 +11,8 @@ from flask import Flask, Response, abort, render_template, request
 
 from ..delay.core import headers as headers_
 from ..delay.core.headers import Delivery, unwrap
-from ..schedule.amqp import tasks as schedule_
-from ..schedule.amqp.clocks import utc_ms
+from ..schedule.amqp import waiting_tasks as schedule_
+from ..schedule.amqp.waiting_tasks import utc_ms
 from ..schedule.core.journal import Record
 from ..schedule.core.search import matching, parse
 from ..unreadable import reading

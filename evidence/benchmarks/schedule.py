@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import celery_rabbit_delay
-from celery_rabbit_delay.schedule.amqp.tasks import waiting, write_changes
+from celery_rabbit_delay.schedule.amqp.waiting_tasks import waiting, write_changes
 from celery_rabbit_delay.schedule.core import changes, journal, streams
 from evidence import meter
 from tests.kit.node import Node

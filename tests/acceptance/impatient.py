@@ -2,8 +2,8 @@
 
 from celery_rabbit_delay.schedule import interceptor as receiving
 from celery_rabbit_delay.schedule.amqp import stream_consumer
-from celery_rabbit_delay.schedule.app import control
+from celery_rabbit_delay.schedule.app import revoking
 
-control.PATIENCE = 1
+revoking.PATIENCE = 1
 stream_consumer.PATIENCE = 3
 receiving.PAUSE = 1

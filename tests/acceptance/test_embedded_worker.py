@@ -15,7 +15,7 @@ TESTS = """
 import os, threading, time
 import pytest
 import celery_rabbit_delay
-from celery_rabbit_delay.schedule.app.control import POLL
+from celery_rabbit_delay.schedule.app.revoking import POLL
 from celery.exceptions import TaskRevokedError
 from celery.worker import state
 

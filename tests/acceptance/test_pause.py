@@ -12,7 +12,7 @@ import pytest
 
 import celery_rabbit_delay
 from celery_rabbit_delay.delay.core.errors import InvalidDestination, UnsupportedConfiguration
-from celery_rabbit_delay.schedule.amqp.tasks import cancel
+from celery_rabbit_delay.schedule.amqp.waiting_tasks import cancel
 from tests.kit.broker import QUICK, own_node
 from tests.kit.proxy import proxy
 from tests.kit.wait import wait_until

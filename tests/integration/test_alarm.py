@@ -18,7 +18,7 @@ from celery_rabbit_delay.delay.amqp import sender
 from celery_rabbit_delay.operate.broker_connection import closing, own_channel
 from celery_rabbit_delay.schedule.amqp import stream_consumer
 from celery_rabbit_delay.schedule.amqp.follower import Follower
-from celery_rabbit_delay.schedule.amqp.tasks import cancel
+from celery_rabbit_delay.schedule.amqp.waiting_tasks import cancel
 from celery_rabbit_delay.schedule.core import streams
 from tests.kit.broker import QUICK, Vhost, lead, own_node, publishing, take
 from tests.kit.commands import run

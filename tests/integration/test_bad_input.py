@@ -13,7 +13,7 @@ from amqp.exceptions import ConsumerCancelled
 from celery_rabbit_delay.delay.core.headers import HEADER
 from celery_rabbit_delay.operate.replaying import look
 from celery_rabbit_delay.schedule.amqp.follower import Follower
-from celery_rabbit_delay.schedule.amqp.tasks import cancel
+from celery_rabbit_delay.schedule.amqp.waiting_tasks import cancel
 from celery_rabbit_delay.schedule.core import streams
 from tests.kit.broker import REFUSING, Vhost, publish
 from tests.kit.commands import CASCADE, celery, make_orphans, management, run

@@ -13,8 +13,8 @@ import pytest
 from celery_rabbit_delay.delay.core.headers import HEADER
 from celery_rabbit_delay.schedule.amqp import reschedule as reschedule_
 from celery_rabbit_delay.schedule.amqp import stream_consumer
-from celery_rabbit_delay.schedule.amqp import tasks as schedule_
-from celery_rabbit_delay.schedule.amqp.tasks import write_changes
+from celery_rabbit_delay.schedule.amqp import waiting_tasks as schedule_
+from celery_rabbit_delay.schedule.amqp.waiting_tasks import write_changes
 from celery_rabbit_delay.schedule.core import changes, streams
 from celery_rabbit_delay.schedule.interceptor import known_to
 from tests.kit.abilities import Ability

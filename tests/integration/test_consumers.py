@@ -6,7 +6,7 @@ import kombu
 import pytest
 
 from celery_rabbit_delay.delay.app.consumers import DelayedConsumer
-from celery_rabbit_delay.schedule.amqp import tasks as schedule_
+from celery_rabbit_delay.schedule.amqp import waiting_tasks as schedule_
 from tests.kit.broker import Vhost, take
 from tests.kit.wait import wait_until
 

@@ -9,7 +9,7 @@ from amqp.exceptions import ConsumerCancelled, PreconditionFailed
 
 from celery_rabbit_delay.schedule.amqp.follower import Follower
 from celery_rabbit_delay.schedule.amqp.stream_consumer import StreamMessage
-from celery_rabbit_delay.schedule.amqp.tasks import cancel
+from celery_rabbit_delay.schedule.amqp.waiting_tasks import cancel
 from celery_rabbit_delay.schedule.core import streams
 from tests.kit.broker import own_node, publish
 

@@ -9,7 +9,7 @@ import pytest
 
 from celery_rabbit_delay import CascadeMissing, batch, scheduled
 from celery_rabbit_delay.delay.amqp.sender import settle
-from celery_rabbit_delay.schedule.amqp import tasks as schedule_
+from celery_rabbit_delay.schedule.amqp import waiting_tasks as schedule_
 from celery_rabbit_delay.schedule.amqp.follower import Follower
 from celery_rabbit_delay.schedule.core import journal, streams
 from celery_rabbit_delay.schedule.interceptor import paused_of

@@ -15,7 +15,7 @@ from celery_rabbit_delay.delay.amqp import declare
 from celery_rabbit_delay.delay.core.destination import Destination
 from celery_rabbit_delay.delay.core.headers import HEADER
 from celery_rabbit_delay.operate.replaying import Allowed, look, replay
-from celery_rabbit_delay.schedule.amqp import tasks as schedule_
+from celery_rabbit_delay.schedule.amqp import waiting_tasks as schedule_
 from tests.kit.broker import Vhost, ensure, lead, publish, take
 from tests.kit.commands import make_orphans
 from tests.kit.wait import wait_until

@@ -9,7 +9,7 @@ import pytest
 from celery_rabbit_delay import NotPermitted, Options
 from celery_rabbit_delay.delay.core.destination import Destination
 from celery_rabbit_delay.operate.all_parts import Topology
-from celery_rabbit_delay.schedule.amqp import tasks as schedule_
+from celery_rabbit_delay.schedule.amqp import waiting_tasks as schedule_
 from celery_rabbit_delay.schedule.core import streams
 from celery_rabbit_delay.schedule.interceptor import known_to
 from tests.kit.abilities import Ability

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from celery_rabbit_delay.delay.amqp.sender import Turn
-from celery_rabbit_delay.schedule.amqp.making import make_streams
+from celery_rabbit_delay.schedule.amqp.create_streams import make_streams
 from celery_rabbit_delay.schedule.core import streams
 from tests.kit.broker import DECLARED_TWICE, Vhost, publish, take, waiting_for_queues
 from tests.kit.recorded import records

@@ -31,7 +31,7 @@ from celery_rabbit_delay.cli.groups import standalone
 from celery_rabbit_delay.delay.core.headers import HEADER
 from celery_rabbit_delay.schedule.amqp import reschedule
 from celery_rabbit_delay.schedule.amqp import reschedule as reschedule_
-from celery_rabbit_delay.schedule.amqp import tasks as schedule_
+from celery_rabbit_delay.schedule.amqp import waiting_tasks as schedule_
 from celery_rabbit_delay.schedule.core import journal, streams
 from celery_rabbit_delay.schedule.core.journal import Record
 from tests.kit.broker import Vhost, lead, publish, take

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from celery_rabbit_delay.schedule.amqp import tasks as schedule_
+from celery_rabbit_delay.schedule.amqp import waiting_tasks as schedule_
 from tests.kit.broker import Broker, Vhost, publish, take
 from tests.kit.commands import CASCADE, QUICKLY, run
 from tests.kit.node import Node

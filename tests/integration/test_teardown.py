@@ -6,7 +6,7 @@ import pytest
 
 from celery_rabbit_delay import Options
 from celery_rabbit_delay.delay.core.destination import Destination
-from celery_rabbit_delay.schedule.amqp import tasks as schedule_
+from celery_rabbit_delay.schedule.amqp import waiting_tasks as schedule_
 from tests.kit.broker import QUICK, REFUSING, Vhost, publish, take
 from tests.kit.commands import CASCADE, make_orphans, management, run
 from tests.kit.wait import wait_until

@@ -14,7 +14,7 @@ import kombu
 import pytest
 
 from celery_rabbit_delay.schedule.amqp import reschedule as reschedule_
-from celery_rabbit_delay.schedule.amqp import tasks as schedule_
+from celery_rabbit_delay.schedule.amqp import waiting_tasks as schedule_
 from tests.kit.broker import Vhost, lead, own_node, publish, take
 from tests.kit.commands import run
 from tests.kit.node import find_release

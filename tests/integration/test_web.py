@@ -21,8 +21,8 @@ from amqp import Message
 
 from celery_rabbit_delay.delay.amqp.sender import settle
 from celery_rabbit_delay.schedule.amqp import reschedule as reschedule_
-from celery_rabbit_delay.schedule.amqp import tasks as schedule_
-from celery_rabbit_delay.schedule.amqp.tasks import write_changes
+from celery_rabbit_delay.schedule.amqp import waiting_tasks as schedule_
+from celery_rabbit_delay.schedule.amqp.waiting_tasks import write_changes
 from celery_rabbit_delay.schedule.core import changes, journal, streams
 from celery_rabbit_delay.schedule.interceptor import paused_of
 from tests.kit.broker import Vhost, lead, take

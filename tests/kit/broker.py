@@ -131,7 +131,7 @@ class Vhost:
         given = quick({**options, "declare": "auto"})
         if not given.get("schedule"):
             return
-        from celery_rabbit_delay.schedule.amqp.making import make_streams
+        from celery_rabbit_delay.schedule.amqp.create_streams import make_streams
         from celery_rabbit_delay.schedule.core.streams import wanted
 
         with kombu.Connection(self.url(), transport_options={"rabbit_delay": given}) as connection:

@@ -44,7 +44,7 @@ _context.set_forkserver_preload(
         "celery.worker.pidbox",
         "celery.worker.strategy",
         "celery_rabbit_delay.delay.app.consumers",
-        "celery_rabbit_delay.schedule.app.control",
+        "celery_rabbit_delay.schedule.app.revoking",
         "celery_rabbit_delay.delay.app.handing_on",
         "celery_rabbit_delay.installation",
         "celery_rabbit_delay.periodic.beat",

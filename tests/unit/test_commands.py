@@ -26,8 +26,8 @@ from celery_rabbit_delay.cli.target import handle_errors
 from celery_rabbit_delay.operate import Orphan, Status, broker_connection
 from celery_rabbit_delay.operate.status import LevelStatus
 from celery_rabbit_delay.periodic.beat_status import BeatStatus
-from celery_rabbit_delay.schedule.amqp import tasks as schedule_
-from celery_rabbit_delay.schedule.amqp.tasks import Scheduled
+from celery_rabbit_delay.schedule.amqp import waiting_tasks as schedule_
+from celery_rabbit_delay.schedule.amqp.waiting_tasks import Scheduled
 from tests.kit.commands import PROGRAM, closed_pipe
 
 NOWHERE = "amqp://me:s3cret@127.0.0.1:1//"

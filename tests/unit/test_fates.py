@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from celery_rabbit_delay.schedule.amqp.tasks import headers_in
+from celery_rabbit_delay.schedule.amqp.waiting_tasks import headers_in
 from celery_rabbit_delay.schedule.core.fates import Fates
 from celery_rabbit_delay.schedule.core.journal import pack_records
 from tests.kit.fates import CASES, NOW, Case

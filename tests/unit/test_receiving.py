@@ -21,7 +21,7 @@ from celery_rabbit_delay.delay.core.options import OPTIONS, Options
 from celery_rabbit_delay.schedule import interceptor as receiving
 from celery_rabbit_delay.schedule.amqp.follower import Follower
 from celery_rabbit_delay.schedule.amqp.stream_consumer import StreamMessage
-from celery_rabbit_delay.schedule.app import control
+from celery_rabbit_delay.schedule.app import revoking
 from celery_rabbit_delay.schedule.core import changes
 from celery_rabbit_delay.schedule.interceptor import ScheduleInterceptor
 
@@ -136,7 +136,7 @@ def test_a_worker_says_that_it_has_forgotten_what_was_cancelled(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(changes, "KEPT", 10)
-    known = control.WorkerChanges(time.time)
+    known = revoking.WorkerChanges(time.time)
     for message in changes.cancelled(map(str, range(20))):
         known.apply(message)
     assert caplog.messages == []
@@ -153,8 +153,8 @@ def test_a_worker_that_connects_again_revokes_only_what_was_cancelled_meanwhile(
 ) -> None:
     """Celery remembers 50,000 ids, also those of tasks that are not delayed."""
     revoked: list[str] = []
-    monkeypatch.setattr(control, "revoke", revoked.append)
-    known = control.WorkerChanges(time.time)
+    monkeypatch.setattr(revoking, "revoke", revoked.append)
+    known = revoking.WorkerChanges(time.time)
     stream = [*changes.cancelled(["before", str(uuid.UUID(int=1))])]
     for message in stream:
         known.apply(message)
@@ -185,8 +185,8 @@ def test_a_task_without_our_header_is_looked_up_if_it_may_have_waited(
 
 def test_celery_forgets_what_is_restored_also_what_statedb_had(monkeypatch: pytest.MonkeyPatch) -> None:
     revoked = LimitedSet(data=["of statedb", "stays"])
-    monkeypatch.setattr(control, "state", SimpleNamespace(revoked=revoked))
-    known = control.WorkerChanges(time.time)
+    monkeypatch.setattr(revoking, "state", SimpleNamespace(revoked=revoked))
+    known = revoking.WorkerChanges(time.time)
     for change in [
         *changes.cancelled(["of statedb", "stays"]),
         *changes.restored(["of statedb"]),
@@ -209,10 +209,10 @@ AHEAD = {f"another {n}": time.monotonic() + 90 * 86400 for n in range(3)}
 def test_a_worker_does_not_forget_a_cancelled_id_whatever_celerys_set_can_hold(
     revoked: LimitedSet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(control, "state", SimpleNamespace(revoked=revoked))
-    monkeypatch.setattr(control, "KEPT", 3)
+    monkeypatch.setattr(revoking, "state", SimpleNamespace(revoked=revoked))
+    monkeypatch.setattr(revoking, "KEPT", 3)
     for id_ in ("0", "1", "2", "3"):
-        control.revoke(id_)
+        revoking.revoke(id_)
     revoked.purge(time.monotonic() + 3600)
     revoked.clear()
     assert [id_ for id_ in ("0", "1", "2", "3") if id_ in revoked] == ["1", "2", "3"]

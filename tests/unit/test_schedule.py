@@ -20,8 +20,8 @@ from celery_rabbit_delay.cli.groups import standalone
 from celery_rabbit_delay.delay.core import headers
 from celery_rabbit_delay.operate import broker_connection
 from celery_rabbit_delay.operate.queue_names import QueueNames
-from celery_rabbit_delay.schedule.amqp import tasks as schedule_
-from celery_rabbit_delay.schedule.amqp.tasks import Scheduled, describe
+from celery_rabbit_delay.schedule.amqp import waiting_tasks as schedule_
+from celery_rabbit_delay.schedule.amqp.waiting_tasks import Scheduled, describe
 from celery_rabbit_delay.schedule.core.journal import Record
 from celery_rabbit_delay.schedule.core.new_due_time import due_at
 from celery_rabbit_delay.unreadable import Unreadable

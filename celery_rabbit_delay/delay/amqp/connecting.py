@@ -1,4 +1,4 @@
-"""Copies a user's connection for one of our own, keeps values for each, and says how long to try again (`Patience`)."""
+"""A copy of a user's connection for one of our own, a value for each connection, and pauses between tries."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Publishes delayed messages by their plans: ensures cascade and route, sends, and waits for the broker's answer."""
+"""Publishes delayed messages by their plans: chooses the way, sends, waits, and sends again what RabbitMQ refuses."""
 
 from __future__ import annotations
 

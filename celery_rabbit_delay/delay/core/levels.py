@@ -1,4 +1,4 @@
-"""The route of a delay: levels for the powers of two, and the outbox for the rest. Pure.
+"""The delays that are one hop by default, and the route of any: levels for powers of two, and an outbox. Pure.
 
 A level is a queue that holds every message for 2^n ticks. An outbox is a queue of one destination, which every message
 passes last; it may hold messages for a round delay. A route has the fewest levels that one outbox leaves.

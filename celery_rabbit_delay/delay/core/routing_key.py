@@ -1,4 +1,4 @@
-"""Converts a delay into the routing key of a message, and levels into those of the bindings between them.
+"""The text of the keys: of a message that visits levels, and of the bindings between these.
 
 Pure: may know AMQP's routing keys, must not know a broker, a clock or Celery.
 

@@ -1,4 +1,4 @@
-"""A cascade as data: exchanges, queues and bindings, for all code that declares, verifies, draws or tests it.
+"""A cascade as data: exchanges, queues, bindings, and so which levels lead to which. All declare and verify it so.
 
 Pure. A level's queue holds a message for the level's ticks, then dead-letters it into the level's `done` exchange,
 which leads to the queue of the next level in the message's routing key. After the last level the message passes the

@@ -26,7 +26,7 @@ from ...unreadable import Unreadable
 from ..core import changes, streams
 from ..core.errors import DifferentMessages, NotWaiting, TooLate
 from ..core.journal import Record
-from .tasks import to_message, waiting, write_changes
+from .waiting_tasks import to_message, waiting, write_changes
 
 logger = logging.getLogger(__name__)
 

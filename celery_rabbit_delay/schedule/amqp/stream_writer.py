@@ -22,7 +22,7 @@ from ...delay.core.topology import Stream
 from ..core import journal
 from ..core.errors import StreamUnavailable
 from ..core.journal import Record
-from .making import create_streams
+from .create_streams import create_streams
 
 logger = logging.getLogger(__name__)
 

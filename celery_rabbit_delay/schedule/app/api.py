@@ -19,8 +19,8 @@ from ...operate.broker_connection import closing, ensure_connection
 from ...operate.queue_names import QueueNames
 from ...operate.replaying import Allowed
 from ..amqp import reschedule as amqp_reschedule
-from ..amqp import tasks as schedule
-from ..amqp.tasks import Scheduled
+from ..amqp import waiting_tasks as schedule
+from ..amqp.waiting_tasks import Scheduled
 from ..core.new_due_time import due_at
 
 

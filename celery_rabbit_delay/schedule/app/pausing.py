@@ -1,4 +1,4 @@
-"""Workers that take nothing from the queues that are paused."""
+"""The consumer of a worker, which takes nothing from queues that are paused."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from amqp.exceptions import ChannelError, RecoverableConnectionError
 
 from ...delay.app.consumers import DelayedConsumer
 from ...operate.queue_names import may_pause
-from ..amqp.clocks import utc_ms
+from ..amqp.waiting_tasks import utc_ms
 from ..interceptor import known_to
 
 logger = logging.getLogger(__name__)

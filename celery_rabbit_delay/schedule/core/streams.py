@@ -1,4 +1,4 @@
-"""The streams beside the cascades of a prefix: what was sent, and what was changed afterwards. Pure.
+"""Which streams stand beside the cascades of a prefix, and for how long each keeps its messages. Pure.
 
     {streams_root}.journal.600    a copy of each delayed message whose delay is at most 600 s, and so on up to `max`
     {streams_root}.changes        what was cancelled, restored and moved, and paused queues

@@ -1,4 +1,4 @@
-"""`revoke` for waiting tasks: stored in a stream, which every worker reads before it takes a task."""
+"""`revoke`, stored in a stream; and the step of a worker that reads what was cancelled, moved and paused, and when."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from ...delay.core.errors import DelayError
 from ...delay.core.options import DRIVER_TYPE
 from ...delay.core.topology import Stream
 from ..amqp.follower import PATIENCE
-from ..amqp.making import make_streams
-from ..amqp.tasks import write_changes
+from ..amqp.create_streams import make_streams
+from ..amqp.waiting_tasks import write_changes
 from ..core import changes, streams
 from ..core.changes import KEPT, Changes
 from ..interceptor import Following, known_to

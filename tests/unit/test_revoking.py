@@ -15,8 +15,8 @@ from celery.app.control import Control
 from celery.exceptions import SoftTimeLimitExceeded
 
 import celery_rabbit_delay
-from celery_rabbit_delay.schedule.app import control, pausing
-from celery_rabbit_delay.schedule.app.control import changes_in
+from celery_rabbit_delay.schedule.app import revoking, pausing
+from celery_rabbit_delay.schedule.app.revoking import changes_in
 from celery_rabbit_delay.schedule.core.changes import Changes
 
 ID = uuid.UUID("7e2b6a4c-5d4e-4e0b-8d4b-0c1f6ed7f2a1")
@@ -58,7 +58,7 @@ def test_an_id_may_be_a_uuid_and_whatever_it_is_workers_are_told_and_it_is_store
     app: Celery, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, command: str, ids: Any, told: Any
 ) -> None:
     stored: list[bytes] = []
-    monkeypatch.setattr(control, "write_changes", lambda connection, messages, seconds: stored.extend(messages))
+    monkeypatch.setattr(revoking, "write_changes", lambda connection, messages, seconds: stored.extend(messages))
     getattr(app.control, command)(ids)
     assert app.control.heard == [("revoke", told)]
     known = Changes(lambda: 0)
@@ -79,7 +79,7 @@ def raising(error: BaseException) -> Callable[..., Any]:
 def test_whatever_our_part_raises_workers_are_told(
     app: Celery, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, where: str
 ) -> None:
-    monkeypatch.setattr(control, where, raising(ArithmeticError("a fault")))
+    monkeypatch.setattr(revoking, where, raising(ArithmeticError("a fault")))
     app.control.revoke("a")
     app.control.revoke_by_stamped_headers({"customer": "7"})
     assert app.control.heard == [("revoke", "a"), ("revoke_by_stamped_headers", {"customer": "7"})]
@@ -87,7 +87,7 @@ def test_whatever_our_part_raises_workers_are_told(
 
 
 def test_an_interrupt_ends_a_call(app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(control, "write_changes", raising(SoftTimeLimitExceeded()))
+    monkeypatch.setattr(revoking, "write_changes", raising(SoftTimeLimitExceeded()))
     with pytest.raises(SoftTimeLimitExceeded):
         app.control.revoke("a")
 

@@ -1,4 +1,4 @@
-"""Lists, cancels and restores waiting messages, and pauses queues. It reads and writes streams, and no levels."""
+"""What API, commands and page do with waiting tasks: list, cancel, restore; and pausing. By streams, not levels."""
 
 from __future__ import annotations
 
@@ -33,7 +33,6 @@ from ..core.changes import Changes, Pause
 from ..core.errors import StreamUnavailable
 from ..core.fates import Fate, Fates
 from ..core.journal import Record
-from .clocks import utc_ms
 from .follower import PATIENCE, Follower
 
 logger = logging.getLogger(__name__)
@@ -296,3 +295,8 @@ def write_changes(connection: kombu.Connection, messages: Iterable[bytes], secon
     streams.require_schedule(options)
     write = partial(connection.connection.interceptor.write, streams.changes_of(options), list(messages), seconds)
     again(write, (StreamUnavailable, NotStored), PATIENCE)
+
+
+def utc_ms() -> int:
+    """Return the milliseconds since 1970, the clock of due times."""
+    return time.time_ns() // 1_000_000
