@@ -41,8 +41,8 @@ ARGUMENTS = {
 #: Replies go only here, so that nobody can make a holder write to a queue (https://www.rabbitmq.com/docs/direct-reply-to).
 REPLY_TO = "amq.rabbitmq.reply-to"
 
-#: Seconds between two looks: of the holder for what to do, and of who asks whether there still is a holder, for RabbitMQ
-#: notes late that one has left.
+#: Seconds between two looks: of the holder for what to do, and of who asks whether there still is one, for RabbitMQ
+#: notes late that it has left.
 STEP = 1.0
 
 

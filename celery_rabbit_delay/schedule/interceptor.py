@@ -243,8 +243,8 @@ class Following:
     def keep_up(self, stream: Stream, apply: Callable[[bytes], Any], create: bool) -> None:
         """Apply what has come; read a stream and follow it again if that has ended, and log why it cannot be read.
 
-        A worker's timer calls this, and each message that comes. It waits for `ANSWER_WITHIN` seconds at most, several times if
-        nobody answers.
+        A worker's timer calls this, and each message that comes. It waits for `ANSWER_WITHIN` seconds at most, several
+        times if nobody answers.
         """
         self.poll()
         if self.until.get(stream.name, math.inf) > time.monotonic():
@@ -287,8 +287,8 @@ class Following:
                 self._follower.forget(stream)
                 now = time.monotonic()
                 failing = now - self.failing.setdefault(stream.name, began)
-                # At first soon, then the less often the longer it fails: when a node of a cluster goes or comes, RabbitMQ
-                # restarts the replicas of streams. It logs each try of a user without the permission.
+                # At first soon, then the less often the longer it fails: when a node of a cluster goes or comes,
+                # RabbitMQ restarts the replicas of streams. It logs each try of a user without the permission.
                 pause = min(PAUSE, max(0.5, now - began, failing / 5))
                 self.until[stream.name] = now + (30 * PAUSE if isinstance(exc, NotPermitted) else pause)
                 if isinstance(exc, OperationalError):  # the consumer has its connection, and goes on

@@ -36,9 +36,9 @@ LIMITED = (
 )
 
 
-#: Seconds that whoever has other work waits for an answer: a consumer, an event loop, which has heartbeats to send, and
-#: who closes. After an error Kombu's pools close connections, so that a call would never raise its own error while nobody
-#: answers. And seconds for which that is not tried again which had no answer.
+#: Seconds that whoever has other work waits for an answer: a consumer, an event loop with heartbeats to send, and who
+#: closes. After an error Kombu's pools close connections, so that a call would never raise its own error while nobody
+#: answers. And seconds until what had no answer is tried again.
 ANSWER_WITHIN, PAUSE = 5.0, 10.0
 
 #: The factor by which a wait may be longer than asked for: to tell the socket its limit takes two system calls a frame.

@@ -50,8 +50,8 @@ class StreamWriter:
     def record(self, plan: Plan, message: Message) -> None:
         """Send the record of a message that is stored, without waiting: a later turn reads the answer.
 
-        Only the first one for a stream is waited for: one that has lost its data makes RabbitMQ 4.3 close the connection,
-        which must not hit the next message. Logs a warning if that fails, as where nobody has created the stream.
+        Only the first one for a stream is waited for: one that has lost its data makes RabbitMQ 4.3 close the
+        connection, which must not hit the next message. Logs a warning if that fails, as where the stream is missing.
         """
         ticket = plan.ticket
         if ticket is None or self._is_paused(stream := ticket.stream) or not (record := record_of(plan, message)):
@@ -126,8 +126,8 @@ class StreamWriter:
                     self._channel.wait(confirm)
             except NotRouted as exc:
                 raise CascadeMissing(
-                    f"the stream {stream.name!r} is missing, or its node is down: a worker with schedule=True creates it "
-                    "when it starts, or `celery -A APP delay setup`"
+                    f"the stream {stream.name!r} is missing, or its node is down: a worker with schedule=True creates "
+                    "it when it starts, or `celery -A APP delay setup`"
                 ) from exc
             except (InternalError, ResourceError) as exc:  # the stream has no leader, or has lost its data
                 raise StreamUnavailable(f"the stream {stream.name!r} cannot be written now: {exc}") from exc
