@@ -46,6 +46,7 @@ from .schedules import definition_of, entry_of, told
 
 logger = logging.getLogger(__name__)
 
+
 def queue_of(app: Celery) -> str:
     """Return the name of the queue that an app's beat processes share: `beat_queue`, or one made of the app's name.
 

@@ -21,7 +21,7 @@ from ..delay.amqp import declare
 from ..delay.amqp.confirms import ConfirmedChannel
 from ..delay.amqp.connecting import PerClient
 from ..delay.amqp.interceptor import Interceptor
-from ..delay.amqp.limited import ANSWER_WITHIN, PAUSE
+from ..delay.amqp.limited import PAUSE
 from ..delay.amqp.publisher import DelayedPublisher
 from ..delay.amqp.sender import Turn
 from ..delay.core.errors import DelayError, NotPermitted
@@ -30,9 +30,9 @@ from ..delay.core.options import Options
 from ..delay.core.plan import Plan
 from ..delay.core.topology import Cascade, Stream
 from ..unreadable import Unreadable
-from .amqp.follower import Follower
 from .amqp.create_streams import lead_to_streams, make_streams
-from .amqp.stream_consumer import StreamMessage
+from .amqp.follower import Follower
+from .amqp.stream_consumer import BUSY, StreamMessage
 from .amqp.stream_writer import StreamWriter, record_of
 from .core import streams
 from .core.changes import Changes
@@ -243,14 +243,14 @@ class Following:
     def keep_up(self, stream: Stream, apply: Callable[[bytes], Any], create: bool) -> None:
         """Apply what has come; read a stream and follow it again if that has ended, and log why it cannot be read.
 
-        A worker's timer calls this, and each message that comes. It waits for `ANSWER_WITHIN` seconds at most, several
-        times if nobody answers.
+        A worker's timer calls this, and each message that comes. It waits for `BUSY` seconds at most, several times if
+        nobody answers.
         """
         self.poll()
         if self.until.get(stream.name, math.inf) > time.monotonic():
             return
         try:
-            if self.catch_up(stream, apply, create, patience=0, silence=ANSWER_WITHIN):
+            if self.catch_up(stream, apply, create, patience=0, silence=BUSY):
                 logger.info("The contents of the stream %r are known from now on", stream.name)
         except DelayError as exc:
             logger.info("The stream %r cannot be read yet: %s", stream.name, exc)

@@ -21,9 +21,9 @@ from ..delay.core.options import Options
 from ..delay.core.topology import Cascade, Stream
 from ..operate import broker_connection
 from ..operate.queue_names import QueueNames
-from ..schedule.amqp.waiting_tasks import utc_ms
 from ..schedule.amqp.follower import Follower
 from ..schedule.amqp.stream_consumer import Place, StreamMessage, StreamReplaced
+from ..schedule.amqp.waiting_tasks import utc_ms
 from ..schedule.core import streams
 from ..schedule.core.changes import Pause
 from ..schedule.core.errors import StreamUnavailable

@@ -22,8 +22,8 @@ from ..operate.replaying import Allowed
 from ..periodic.beat_status import BeatStatus
 from ..schedule.amqp import reschedule as reschedule_
 from ..schedule.amqp import waiting_tasks as schedule_
-from ..schedule.amqp.waiting_tasks import utc_ms
 from ..schedule.amqp.follower import Follower
+from ..schedule.amqp.waiting_tasks import utc_ms
 from ..schedule.core import journal, streams
 from ..schedule.core.errors import NotWaiting
 from ..schedule.core.journal import Record

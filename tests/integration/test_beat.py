@@ -24,7 +24,7 @@ from celery_rabbit_delay.periodic import beat
 from celery_rabbit_delay.periodic.beat_status import BeatStatus, beat_status
 from celery_rabbit_delay.periodic.core.entries import Edit, State, dump
 from celery_rabbit_delay.periodic.core.runs import Run
-from celery_rabbit_delay.periodic.lock import Lock
+from celery_rabbit_delay.periodic.lock import STEP, Lock
 from tests.kit.broker import Vhost
 from tests.kit.commands import celery, management, run
 from tests.kit.commands import documented_permissions as documented
@@ -234,7 +234,7 @@ def test_a_run_that_was_sent_and_not_noted_has_the_same_id_when_it_is_sent_again
         original, original_send = Lock.add, beat.Scheduler._send
         patch.setattr(Lock, "add", add)
         patch.setattr(beat.Scheduler, "_send", send)
-        wait_until(lambda: first.tick() == beat.STEP and first._lock is None, "it has sent, and could not note it")
+        wait_until(lambda: first.tick() == STEP and first._lock is None, "it has sent, and could not note it")
     with scheduling(vhost, schedule) as second:
         tick_for(second, 1.5)
     ids = [message.headers["id"] for message in vhost.take("celery", 2)]

@@ -132,7 +132,10 @@ def test_a_passive_publisher_sends_without_a_record_and_warns_once(
     vhost.declare("q")
     with vhost.connection() as connection:
         publish(connection, 0.1)
-    with vhost.connection(has_streams=False, journal=0, declare="passive") as connection, caplog.at_level(logging.WARNING):
+    with (
+        vhost.connection(has_streams=False, journal=0, declare="passive") as connection,
+        caplog.at_level(logging.WARNING),
+    ):
         for _ in range(3):
             publish(connection, 0.1)
         with pytest.raises(CascadeMissing, match=r"\.changes'.*run `celery -A APP delay setup`"):

@@ -8,8 +8,8 @@ import pytest
 
 from celery_rabbit_delay import CascadeConflict, NotPermitted
 from celery_rabbit_delay.schedule.amqp import waiting_tasks as schedule_
-from celery_rabbit_delay.schedule.amqp.follower import Follower
 from celery_rabbit_delay.schedule.amqp.create_streams import bind_stream, make_streams
+from celery_rabbit_delay.schedule.amqp.follower import Follower
 from celery_rabbit_delay.schedule.core import streams
 from tests.kit.broker import Vhost, lead, publish
 

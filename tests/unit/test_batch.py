@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import pickle
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -14,6 +14,7 @@ from amqp import Message
 from amqp.exceptions import RecoverableConnectionError
 
 from celery_rabbit_delay import BatchFailed, CascadeMissing, MessageRefused
+from celery_rabbit_delay.delay.amqp import batch
 from celery_rabbit_delay.delay.amqp.batch import Batch, collecting, current
 from celery_rabbit_delay.delay.amqp.confirms import NotStored
 from celery_rabbit_delay.delay.core.destination import Destination
@@ -29,6 +30,11 @@ def plan(name: str, recorded: bool = False) -> Plan:
     return Plan(message, {}, Destination("", "q"), 0, ticket=Ticket(int(name), STREAM) if recorded else None)
 
 
+@pytest.fixture(autouse=True)
+def turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batch, "Turn", nullcontext)
+
+
 class Sender:
     """Takes messages, and answers when somebody waits: those that it refuses once, with the reason."""
 
@@ -41,10 +47,6 @@ class Sender:
         self.asked: list[tuple[str, Callable[[Exception | None], None]]] = []
         self.is_lost = False
         self.interceptor = self
-
-    @contextmanager
-    def turn(self) -> Iterator[Sender]:
-        yield self
 
     def publisher(self, through_levels: bool = False) -> Sender:
         return self

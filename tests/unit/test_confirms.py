@@ -130,10 +130,10 @@ def test_what_waits_without_a_limit_does_so_as_py_amqp_does(broker: Broker, conn
 
 
 def test_a_wait_that_has_ended_leaves_the_socket_the_limit_that_it_had(broker: Broker, connection: Any) -> None:
-    connection.limit(30)
+    connection.limit(30, broker.now + 30)
     assert not connection.wait_until(lambda: False, 3)
     assert broker.gettimeout() == 30, "a write that has to wait would fail at once"
-    connection.limit(None)
+    connection.limit(None, None)
     assert not connection.wait_until(lambda: False, 3)
     assert broker.gettimeout() is None
 

@@ -10,7 +10,7 @@ import pytest
 
 from celery_rabbit_delay import Options, StreamUnavailable
 from celery_rabbit_delay.delay.amqp.connecting import Patience
-from celery_rabbit_delay.schedule.amqp.follower import PATIENCE
+from celery_rabbit_delay.schedule.amqp.stream_consumer import PATIENCE
 from celery_rabbit_delay.schedule.amqp.waiting_tasks import write_changes
 
 

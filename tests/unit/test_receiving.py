@@ -19,6 +19,7 @@ from celery_rabbit_delay.delay.amqp import limited
 from celery_rabbit_delay.delay.core.headers import HEADER, read_state
 from celery_rabbit_delay.delay.core.options import OPTIONS, Options
 from celery_rabbit_delay.schedule import interceptor as receiving
+from celery_rabbit_delay.schedule.amqp import stream_consumer
 from celery_rabbit_delay.schedule.amqp.follower import Follower
 from celery_rabbit_delay.schedule.amqp.stream_consumer import StreamMessage
 from celery_rabbit_delay.schedule.app import revoking
@@ -82,7 +83,7 @@ def test_a_stream_that_could_not_be_read_is_tried_again_when_a_message_comes_lat
     assert tried == [0, 1, 301]
 
 
-@pytest.mark.parametrize("takes", [0.01, limited.ANSWER_WITHIN])  # it is refused; nobody answers
+@pytest.mark.parametrize("takes", [0.01, stream_consumer.BUSY])  # it is refused; nobody answers
 def test_a_stream_that_fails_is_tried_soon_and_less_and_less_often(
     monkeypatch: pytest.MonkeyPatch, takes: float
 ) -> None:

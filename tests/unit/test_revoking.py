@@ -15,7 +15,7 @@ from celery.app.control import Control
 from celery.exceptions import SoftTimeLimitExceeded
 
 import celery_rabbit_delay
-from celery_rabbit_delay.schedule.app import revoking, pausing
+from celery_rabbit_delay.schedule.app import pausing, revoking
 from celery_rabbit_delay.schedule.app.revoking import changes_in
 from celery_rabbit_delay.schedule.core.changes import Changes
 

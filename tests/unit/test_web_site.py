@@ -22,8 +22,8 @@ from celery_rabbit_delay.operate.queue_names import QueueNames
 from celery_rabbit_delay.operate.status import LevelStatus, OutboxStatus, Status
 from celery_rabbit_delay.periodic.beat_status import BeatStatus, PeriodicTask
 from celery_rabbit_delay.periodic.core.errors import EntryConflict
-from celery_rabbit_delay.schedule.amqp.waiting_tasks import utc_ms
 from celery_rabbit_delay.schedule.amqp.stream_consumer import StreamMessage
+from celery_rabbit_delay.schedule.amqp.waiting_tasks import utc_ms
 from celery_rabbit_delay.schedule.core import changes, journal
 from celery_rabbit_delay.schedule.core.journal import Record
 from celery_rabbit_delay.web import search

@@ -34,5 +34,5 @@ class Scheduler(beat.Scheduler):
     producer = celery_beat.Scheduler.producer  # ours needs the connection of a lock
 
 
-beat.STEP = math.inf
+vars(beat)["STEP"] = math.inf
 celery_beat.Scheduler = Scheduler

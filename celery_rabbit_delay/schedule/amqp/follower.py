@@ -19,12 +19,12 @@ from kombu.exceptions import OperationalError
 
 from ...delay.amqp import declare
 from ...delay.amqp.connecting import Patience
-from ...delay.amqp.limited import ANSWER_WITHIN, NO_ANSWER, PAUSE
+from ...delay.amqp.limited import NO_ANSWER, PAUSE
 from ...delay.core.topology import Stream
 from ...operate.broker_connection import is_lost
 from ..core import streams
 from ..core.errors import StreamUnavailable
-from .stream_consumer import PATIENCE, PREFETCH, Place, StreamConsumer, StreamMessage, StreamReplaced
+from .stream_consumer import BUSY, PATIENCE, PREFETCH, Place, StreamConsumer, StreamMessage, StreamReplaced
 
 #: Seconds without a message after which the last chunks of streams have come, the same where the broker counts no
 #: message in a stream, which it does up to 5 s after the first one.
@@ -183,7 +183,7 @@ class Follower(StreamConsumer):
                 self._consume(stream, "last", partial(note, stream))
             awaited = {stream for stream, count in counts.items() if count or has_messages}
             connection.wait_until(lambda: awaited <= lasts.keys())
-        with suppress(TimeoutError), connection.within(ANSWER_WITHIN):
+        with suppress(TimeoutError), connection.within(BUSY):
             while True:
                 with connection.within(_QUIET if counts.keys() <= lasts.keys() else _COUNTED):
                     connection.drain_events()

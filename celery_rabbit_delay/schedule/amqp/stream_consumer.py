@@ -24,7 +24,7 @@ from amqp.exceptions import ConsumerCancelled, NotFound, PreconditionFailed
 from ... import upstream
 from ...delay.amqp import declare
 from ...delay.amqp.connecting import copy_of
-from ...delay.amqp.limited import ANSWER_WITHIN, LimitedConnection
+from ...delay.amqp.limited import LimitedConnection
 from ...delay.core.options import Options
 from ...delay.core.topology import Stream
 from ...operate.broker_connection import abandon, ensure_connection
@@ -39,6 +39,9 @@ PATIENCE = 20
 
 #: Seconds without a message after which the last chunks of a stream that is consumed anew have come.
 _QUIET = 0.01
+
+#: The most seconds for which a worker's event loop waits for a stream: for an answer, or that nothing more comes.
+BUSY = 2
 
 #: Seconds without a message after which a stream is consumed anew.
 RENEWAL = 5
@@ -164,10 +167,10 @@ class StreamConsumer:
         stream has ended, and py-amqp's errors.
         """
         self._renewed = now = time.monotonic()
-        with connection.within(ANSWER_WITHIN):
+        with connection.within(BUSY):
             silent = [self._begin_again(one) for one in list(self._followed.values()) if one.heard <= now - RENEWAL]
             connection.wait_until(lambda: all(one.heard for one in silent if one.place))
-        with connection.within(ANSWER_WITHIN), suppress(TimeoutError):
+        with connection.within(BUSY), suppress(TimeoutError):
             while silent:
                 connection.drain_events(_QUIET)
 

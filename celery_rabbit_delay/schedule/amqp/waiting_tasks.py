@@ -33,7 +33,8 @@ from ..core.changes import Changes, Pause
 from ..core.errors import StreamUnavailable
 from ..core.fates import Fate, Fates
 from ..core.journal import Record
-from .follower import PATIENCE, Follower
+from .follower import Follower
+from .stream_consumer import PATIENCE
 
 logger = logging.getLogger(__name__)
 

@@ -22,8 +22,8 @@ from ...delay.app.worker import has_loop
 from ...delay.core.errors import DelayError
 from ...delay.core.options import DRIVER_TYPE
 from ...delay.core.topology import Stream
-from ..amqp.follower import PATIENCE
 from ..amqp.create_streams import make_streams
+from ..amqp.stream_consumer import PATIENCE
 from ..amqp.waiting_tasks import write_changes
 from ..core import changes, streams
 from ..core.changes import KEPT, Changes
