@@ -13,7 +13,7 @@ import pytest
 
 from tests.acceptance.conftest import ROOT
 from tests.kit import background
-from tests.kit.broker import Vhost
+from tests.kit.broker import DEFAULTS, Vhost
 from tests.kit.node import free_port
 from tests.kit.site import Site
 from tests.kit.wait import wait_until
@@ -46,6 +46,7 @@ def shop(vhost: Vhost, tmp_path: Path) -> Iterator[tuple[Site, str]]:
     text = settings.read_text().replace("amqp://guest:guest@localhost//", vhost.url("amqp"))
     quick = 'PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]'
     settings.write_text(f"{text}\n{quick}\n")
+    vhost.make_streams(DEFAULTS)
     port, log = free_port(), tmp_path / "django.log"
     environment = {**os.environ, "DJANGO_SETTINGS_MODULE": "shop.settings", "PORT": str(port)}
     process = background.start([sys.executable, "manage.py", "shell", "--command", SERVE], log, directory, environment)

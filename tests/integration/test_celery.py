@@ -104,7 +104,7 @@ def test_a_countdown_of_any_size_is_exact(vhost: Vhost, make_app: MakeApp, conf:
 
 @pytest.mark.own_vhost
 def test_nothing_to_wait_for_goes_straight_through(vhost: Vhost, make_app: MakeApp) -> None:
-    task = make_app().tasks["t"]
+    task = make_app({"schedule": False}).tasks["t"]
     for when in ({"countdown": 0}, {"countdown": -5}, {"eta": NOW - timedelta(days=9999)}):
         task.apply_async(**when)
         assert len(vhost.take("celery", 1)) == 1

@@ -17,7 +17,7 @@ from celery import Celery
 
 import celery_rabbit_delay
 from celery_rabbit_delay import Options
-from tests.kit.broker import Vhost
+from tests.kit.broker import DEFAULTS, Vhost
 from tests.kit.pages import commands
 from tests.kit.reader import UUID
 from tests.kit.wait import wait_until
@@ -108,6 +108,8 @@ def test_one_person_is_erased_as_the_page_says_and_all_others_still_wait(vhost: 
     before, after = (Celery(broker=vhost.url("amqp"), set_as_current=False) for _ in range(2))
     celery_rabbit_delay.install(before, schedule=True)
     celery_rabbit_delay.install(after, prefix="celery-rabbit-delay.2", schedule=True)
+    for prefix in (Options.prefix, "celery-rabbit-delay.2"):
+        vhost.make_streams({**DEFAULTS, "prefix": prefix})
     try:
         after.send_task("remind", ("customer 7",), countdown=3000)
         # 3,600 s is a round delay, in an outbox
@@ -120,7 +122,7 @@ def test_one_person_is_erased_as_the_page_says_and_all_others_still_wait(vhost: 
         assert sum(vhost.waiting().values()) == 1
         assert not [name for name in vhost.names("queues") if name.startswith("celery-rabbit-delay.v3")]
         with kombu.Connection(vhost.url("amqp")) as connection:
-            [stream] = [name for name in vhost.names("queues") if ".journal." in name]
+            [stream] = [name for name in vhost.names("queues") if name.endswith(".journal.3600")]
             channel = connection.channel()
             channel.basic_qos(0, 10, False)
             found: list[bytes] = []

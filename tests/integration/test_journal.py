@@ -35,7 +35,6 @@ def test_what_is_delayed_for_long_enough_is_recorded_by_default_a_minute_and_wit
     assert records(vhost) == []
     with vhost.connection(journal=10) as connection:
         publish(connection, 9)
-        assert JOURNAL not in vhost.names("queues")
         publish(connection, 10, correlation_id="first")
         publish(connection, 60, correlation_id="second", priority=9)
     with vhost.connection() as connection:
@@ -109,22 +108,6 @@ def test_what_is_delivered_is_the_same_with_a_journal_as_without(vhost: Vhost) -
             assert message.headers == {"mine": 1}
 
 
-def test_without_permission_to_create_a_stream_messages_are_sent_and_a_warning_comes_once(
-    vhost: Vhost, caplog: pytest.LogCaptureFixture
-) -> None:
-    vhost.declare("q")
-    with vhost.connection() as connection:
-        publish(connection, 0.1)
-    user = vhost.user(r"^celery-rabbit-delay\.v3\.10ms\.(?!journal)", ".*", ".*")
-    with vhost.connection(user, has_streams=False, journal=0) as connection, caplog.at_level(logging.WARNING):
-        for _ in range(3):
-            publish(connection, 0.1)
-    assert len(vhost.take("q", 4)) == 4
-    [warning] = [record.getMessage() for record in caplog.records]
-    assert JOURNAL in warning
-    assert "permission denied" in warning
-
-
 @pytest.mark.own_vhost
 def test_a_passive_publisher_sends_without_a_record_and_warns_once(
     vhost: Vhost, caplog: pytest.LogCaptureFixture
@@ -142,7 +125,7 @@ def test_a_passive_publisher_sends_without_a_record_and_warns_once(
             schedule_.cancel(connection, ["a"])
     assert len(vhost.take("q", 4)) == 4
     [warning] = [record.getMessage() for record in caplog.records]
-    assert "run `celery -A APP delay setup`" in warning
+    assert "`celery -A APP delay setup`" in warning
 
 
 def test_a_stream_that_was_deleted_is_missed_for_a_minute_and_a_worker_creates_it_again(
@@ -168,8 +151,9 @@ def test_a_stream_that_was_deleted_is_missed_for_a_minute_and_a_worker_creates_i
 def test_a_publisher_creates_no_stream_and_says_who_does(vhost: Vhost, caplog: pytest.LogCaptureFixture) -> None:
     vhost.declare("q")
     with vhost.connection(has_streams=False, journal=0) as connection, caplog.at_level(logging.WARNING):
-        publish(connection, 0.1)
-    assert len(vhost.take("q", 1)) == 1
+        for _ in range(3):
+            publish(connection, 0.1)
+    assert len(vhost.take("q", 3)) == 3
     assert not [name for name in vhost.names("queues") if "journal" in name or "changes" in name]
     [warning] = [record.getMessage() for record in caplog.records]
     assert "a worker with schedule=True creates it when it starts, or `celery -A APP delay setup`" in warning

@@ -57,7 +57,7 @@ def test_a_user_with_read_permission_alone_lists_and_leaves_nothing(vhost: Vhost
 
 
 def test_streams_that_are_empty_are_read_at_once(vhost: Vhost) -> None:
-    with vhost.connection(**RECORDED) as connection, Follower(connection) as reader:
+    with vhost.connection(has_streams=False, **RECORDED) as connection, Follower(connection) as reader:
         wanted = streams.all_streams(vhost.cascade)
         assert reader.extents(wanted) == {}
         with vhost.connection() as other:

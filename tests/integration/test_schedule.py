@@ -427,7 +427,7 @@ def test_what_waits_in_a_cascade_of_another_tick_is_listed_moved_and_cancelled(v
     with vhost.connection(**RECORDED, tick=0.02) as before:
         for id_ in ("a", "b", "c"):
             publish(before, 15, correlation_id=id_)
-    with vhost.connection() as connection:
+    with vhost.connection(journal=60) as connection:
         assert sorted(ids(vhost)) == ["a", "b", "c"]
         now = datetime.now(timezone.utc)
         schedule_.cancel(connection, ["b"])

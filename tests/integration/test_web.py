@@ -210,6 +210,7 @@ def test_the_index_begins_anew_when_somebody_deletes_a_stream(vhost: Vhost, serv
         vhost.delete_queue(streams.journal_for(CASCADE, 60).name)
         publish(connection, 60, "its record comes back")
         settle()
+        vhost.make_streams(RECORDED)
         paused_of[connection].clear()
         publish(connection, 60, "id-after")
         shows(site, "id-after")

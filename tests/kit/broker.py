@@ -29,6 +29,9 @@ from tests.kit.wait import wait_until
 #: Short ticks make timing tests short and honest; few levels are quick to declare.
 QUICK: dict[str, Any] = {"tick": 0.01, "max_delay": 120}
 
+#: Those of `install` instead.
+DEFAULTS: dict[str, Any] = {"tick": Options.tick, "max_delay": Options.max_delay}
+
 #: The delay's tests pass without the schedule, too: see tools/delay_alone.py.
 if find_spec("celery_rabbit_delay.schedule"):
     QUICK["schedule"] = True
