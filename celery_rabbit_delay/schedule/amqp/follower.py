@@ -46,7 +46,7 @@ class Follower(StreamConsumer):
         #: The offset of the last message of each stream, by its name, when following it from a place began.
         self.ends: dict[str, int] = {}
         self._lacking: dict[Stream, Place | None] = {}  # that are to be followed, and do not exist yet
-        self._looked = -math.inf
+        self._looked, self._pause = -math.inf, PAUSE
 
     def extents(self, wanted: Iterable[Stream], patience: float | None = None) -> dict[Stream, Extent]:
         """Return what those of some streams hold that exist.
@@ -208,7 +208,7 @@ class Follower(StreamConsumer):
 
         Raises as `StreamConsumer.receive` and `follow`.
         """
-        if self._lacking and time.monotonic() > self._looked + PAUSE:
+        if self._lacking and time.monotonic() > self._looked + self._pause:
             self._look()
         return super().receive(seconds)
 
@@ -227,7 +227,8 @@ class Follower(StreamConsumer):
                 self._begin(stream, place)
         for stream in extents:
             del self._lacking[stream]
-        self._looked = time.monotonic()
+        # RabbitMQ logs each stream that is missing.
+        self._looked, self._pause = time.monotonic(), PAUSE if extents else min(2 * self._pause, 6 * PAUSE)
 
 
 def _count(channel: Any, stream: Stream) -> int | None:
