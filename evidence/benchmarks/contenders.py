@@ -19,7 +19,10 @@ import kombu
 from celery_rabbit_delay import Options
 from celery_rabbit_delay.delay.core import headers as headers_
 from celery_rabbit_delay.delay.core.destination import Destination
+from celery_rabbit_delay.delay.core.options import OPTIONS
 from celery_rabbit_delay.delay.core.topology import Cascade, Queue
+from celery_rabbit_delay.schedule.amqp.create_streams import make_streams
+from celery_rabbit_delay.schedule.core import streams
 from tests.kit.broker import Broker, lead_to, publishing
 from tests.kit.node import Node
 
@@ -242,6 +245,14 @@ def vhost(node: Node) -> Iterator[str]:
     """Yield the URL of a fresh vhost."""
     with Broker(node).vhost() as fresh:
         yield fresh.url("amqp")
+
+
+def with_streams(url: str, **options: Any) -> str:
+    """Create the streams of the schedule on a vhost, as a worker does when it starts; return its URL."""
+    given = Options(schedule=True, **options)
+    with kombu.Connection(url.replace("amqp", Ours.scheme, 1), transport_options={OPTIONS: given}) as connection:
+        make_streams(connection, streams.wanted(given))
+    return url
 
 
 def take(connection: kombu.Connection, amount: int, timeout: float = 60) -> int:

@@ -37,6 +37,7 @@ from .contenders import (
     receiving,
     take,
     vhost,
+    with_streams,
 )
 
 
@@ -283,6 +284,8 @@ def filled(node: Node, amount: int, kind: str) -> Iterator[tuple[str, Celery]]:
     """Fill the queue of a vhost with so many tasks, all of them due; yield its URL and the app that sent them."""
     options, delay, native = WORKERS[kind]
     with vhost(node) as url, running_app(url, options, native) as app:
+        if kind == SCHEDULE:
+            with_streams(url)
         with app.connection_for_write() as connection:
             queue = app.amqp.queues[QUEUE](connection.default_channel)
             queue.declare()

@@ -20,7 +20,7 @@ from celery_rabbit_delay.schedule.core import changes, journal, streams
 from evidence import meter
 from tests.kit.node import Node
 
-from .contenders import SCHEDULE, Contender, Log, Ours, take, vhost
+from .contenders import SCHEDULE, Contender, Log, Ours, take, vhost, with_streams
 from .rows import running_app, running_worker
 
 #: Whole seconds of delay, few of them, so that a turn is short: most of these take one or two hops.
@@ -33,7 +33,10 @@ def journal_broker_cpu(node: Node, scale: float, repeats: int, log: Log) -> dict
     """Measure the broker's CPU microseconds for a task, from the first publish until the last is delivered."""
     found = {}
     with vhost(node) as one, vhost(node) as two:
-        contenders = {"without": Ours(one, confirm=True), "with": Ours(two, confirm=True, schedule=True, journal=0)}
+        contenders = {
+            "without": Ours(one, confirm=True),
+            "with": Ours(with_streams(two), confirm=True, schedule=True, journal=0),
+        }
 
         def turn(name: str, batched: bool) -> float:
             amount = int((4000 if batched else 400) * scale)
@@ -57,7 +60,7 @@ def journal_broker_cpu(node: Node, scale: float, repeats: int, log: Log) -> dict
 
 def schedule_list(node: Node, scale: float, repeats: int, log: Log) -> dict[str, Any]:
     """Measure seconds, CPU seconds and bytes of `celery-rabbit-delay list` for 100,000 tasks, sent one by one."""
-    with vhost(node) as url, running_app(url, {"schedule": True}) as app:
+    with vhost(node) as url, running_app(with_streams(url), {"schedule": True}) as app:
         app.send_task("bench.nothing", (1,), countdown=7200)
         _record(app, int(100_000 * scale) - 1)
         kinds: dict[str, list[str]] = {"all": [], "limit": ["--limit", str(LIMIT)]}
