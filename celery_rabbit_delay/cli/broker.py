@@ -120,7 +120,7 @@ def teardown(target: Target, delete_messages: bool, with_beat: bool, management_
 
     Refuses if there are waiting messages, also cancelled ones, or orphans. Stop publishers first: a
     running publisher creates the cascade again. Use --management-url to include messages between two queues, outboxes
-    of queues that the app does not have, and messages that are stuck in outboxes; it takes 12 s. Without it outboxes
+    of queues that the app does not have, and messages that are stuck in outboxes; it takes 10 s. Without it outboxes
     stay, unless --delete-messages deletes those of the app. Streams stay while another cascade of the prefix leads to
     them.
 

@@ -51,13 +51,15 @@ def compare(
     """
     options: Options = connection.transport.delay_options
     is_passive, wanted, beside = options.declare == "passive", cascades(connection), _existing_streams(connection)
-    needed = connection.connection.interceptor.streams(wanted=True) if is_passive else []
-    topology = _expected(connection, wanted, list(destinations), dict.fromkeys([*beside, *needed]), snapshot)
+    needed = connection.connection.interceptor.streams(wanted=True)
+    streams = dict.fromkeys([*beside, *needed] if is_passive else beside)
+    topology = _expected(connection, wanted, list(destinations), streams, snapshot)
     found = list(_parts(connection.default_channel, topology))
     if snapshot:
-        # One binding to a stream is enough: publishers create others, and what shows them, when they need them.
+        # One binding is enough for a stream in which this app records nothing: that of another cascade.
         led = {(binding.destination, binding.routing_key) for binding in snapshot.bindings}
-        optional = {(stream.name, stream.routing_key) for stream in beside} & led | {(options.cascade.root, "")}
+        others = {(stream.name, stream.routing_key) for stream in beside if stream not in needed}
+        optional = others & led | {(options.cascade.root, "")}
         found += _bindings(topology, snapshot.bindings, set() if is_passive else optional)
         # Other processes may have declared longer levels: these have no unexpected bindings, but may lack some.
         # What a try has left of another one is harmless.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import gc
 import os
 import random
@@ -215,6 +216,8 @@ def test_a_call_that_is_interrupted_anywhere_hangs_neither_then_nor_later(
             act(app)
         counts.append(count[0])
     most = min(counts)
+    if PLACES > 1000:  # that takes longer than pytest lets a test run
+        faulthandler.cancel_dump_traceback_later()
     places = range(1, most + 1) if most <= PLACES else sorted(random.Random(action).sample(range(1, most + 1), PLACES))
     stored = set()
     reached = raised = stuck = 0
