@@ -18,7 +18,7 @@ from kombu.exceptions import OperationalError
 
 from .. import operate
 from ..delay.amqp import broker_url as broker_url_
-from ..delay.amqp.destinations import destinations_of
+from ..delay.amqp.queue_destinations import destinations_of
 from ..delay.app.apps import advice, queues_of
 from ..delay.core.destination import Destination
 from ..delay.core.errors import PERMISSIONS, DelayError, InvalidDelay, UnsupportedConfiguration

@@ -7,7 +7,7 @@ from functools import lru_cache
 
 import kombu
 
-from ..delay.amqp.destinations import bindings_of
+from ..delay.amqp.queue_destinations import bindings_of
 from ..delay.core.destination import check_key
 from ..delay.core.errors import InvalidDestination
 from .addresses import is_match

@@ -16,7 +16,7 @@ from amqp.exceptions import ConnectionError as AMQPConnectionError
 from .. import upstream
 from ..delay.amqp import declare
 from ..delay.amqp.connecting import Patience
-from ..delay.amqp.destinations import bindings_of
+from ..delay.amqp.queue_destinations import bindings_of
 from ..delay.core import plan
 from ..delay.core.destination import check_key
 from ..delay.core.due import MICROSECOND

@@ -1,4 +1,4 @@
-"""The settings of the page."""
+"""The settings of the page: its address, its password, and what it may do."""
 
 from __future__ import annotations
 

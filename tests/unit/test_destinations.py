@@ -7,7 +7,7 @@ import pytest
 from kombu.common import Broadcast
 
 from celery_rabbit_delay import InvalidDestination
-from celery_rabbit_delay.delay.amqp.destinations import destinations_of
+from celery_rabbit_delay.delay.amqp.queue_destinations import destinations_of
 from celery_rabbit_delay.delay.core.destination import Destination
 from celery_rabbit_delay.operate.queue_names import QueueNames
 

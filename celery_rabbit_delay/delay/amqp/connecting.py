@@ -1,4 +1,4 @@
-"""A copy of a user's connection for one of our own, a value for each connection, and pauses between tries."""
+"""Our own connections: copies of a user's, without heartbeats; a value for each connection; pauses between tries."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The AMQP connection of our own on which the delayed messages of a user's connection go out.
+"""The AMQP connection of our own on which delayed messages go out: opened, given to threads in turn, and dropped.
 
 The user's connection has consumers, and channels of his own: while we waited there for a confirm, we would read what is
 for them, and an interrupt in the middle of a frame would end his connection. An alarm blocks connections that publish,

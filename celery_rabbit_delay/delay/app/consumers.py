@@ -1,4 +1,4 @@
-"""The consumer class of an app's workers: what happens when they begin to consume, and to each task that arrives."""
+"""The consumer class of workers: how they begin to consume, consume more for a grown pool, and get each task."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from amqp.exceptions import NotAllowed
 
 from ... import upstream
 from ..amqp.confirms import NotStored
-from ..amqp.destinations import destinations_of
+from ..amqp.queue_destinations import destinations_of
 from ..amqp.transport import Channel, DeliveredMessage, UserConnection
 from ..core.errors import DelayError, DestinationNotFound, NotPermitted
 from .handing_on import HandingOn

@@ -1,4 +1,4 @@
-"""The boot steps of a worker: a limit for the waits of its event loop, and consumers for a pool that grows.
+"""The boot steps of a worker: what it logs at its start, a limit for its event loop, and a count for a grown pool.
 
 The prefetch count of a worker, where RabbitMQ has one for each consumer, is the count with which it began to consume.
 Celery, made for a count of the whole channel that can be changed at any time, changes it in three cases. A pool that

@@ -1,4 +1,4 @@
-"""The destination of a delayed message, and the addresses of its outboxes. Pure.
+"""The destination of a delayed message, which ones are short-lived, and the addresses of their outboxes. Pure.
 
     @.+celery         the outbox of the queue "celery"
     @.60s.+celery     the same with a delay of 60 s

@@ -1,4 +1,4 @@
-"""What API, commands and page do with waiting tasks: list, cancel, restore; and pausing. By streams, not levels."""
+"""What API, commands and page do with waiting tasks: list (`Scheduled`), cancel, restore; and pausing queues."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the stream `changes` contains, and what it adds up to. Pure."""
+"""What the stream `changes` contains, and what a reader remembers of it, such as so many cancelled ids. Pure."""
 
 from __future__ import annotations
 
