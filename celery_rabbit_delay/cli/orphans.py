@@ -16,7 +16,7 @@ from .target import Target, pass_target
 
 @click.group(short_help="Handle tasks that could not be delivered.")
 def orphans() -> None:
-    """List, replay or purge orphans: tasks whose queue or outbox was gone when they were led there."""
+    """List, replay or purge orphans: tasks whose outbox was deleted while they passed levels."""
 
 
 @orphans.command("list", short_help="List the oldest orphans.")
