@@ -9,7 +9,7 @@
 # make matrix  the tests of the main job on every supported Python, Celery, Kombu and RabbitMQ (an hour on two CPUs)
 # make upstream   all tests on the newest published Celery, Kombu and py-amqp, pre-releases included, and their own tests
 # make bench   measures speed against other ways, for evidence/benchmarks/README.md (an hour on two CPUs)
-# make sizing  measures what a million waiting tasks take, and 100,000 due in one minute, for docs/sizing.md (20 minutes)
+# make sizing  measures what a million waiting tasks take, for docs/sizing.md (ten minutes on two CPUs)
 # make battle  kills brokers, workers, publishers and beats, and looks for lost and early tasks (minutes; LONG=1: hours)
 # make docs    builds the site into .docs/html; warnings, such as broken links within the site, are errors
 # make linkcheck   checks the external links of the docs

@@ -116,8 +116,8 @@ def summary(pieces: list[Piece]) -> str:
     return (
         f"In a campaign of {confirmed:,} tasks, {delayed} % of them delayed, through {faults(mine).total():,} faults, "
         f"{faults(alone).total():,} of them on single nodes, {lost:,} {was} lost, {early:,} ran early, and of "
-        f"{cancelled:,} cancelled ones {ran:,} ran; of {total(explained, 'confirmed'):,} tasks "
-        f"{total(explained, 'unexplained'):,} ran twice without a fault."
+        f"{cancelled:,} cancelled ones {ran:,} ran; of the {total(explained, 'confirmed'):,} for which it was noted, "
+        f"{total(explained, 'unexplained'):,} ran twice although no fault had struck since they were sent."
     )
 
 
