@@ -13,6 +13,7 @@ import traceback
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import cached_property
 from queue import LifoQueue
@@ -20,14 +21,16 @@ from types import FrameType
 from typing import Any
 
 import pytest
+from amqp.exceptions import RecoverableConnectionError
 from celery import Celery
 from celery.app import defaults
 from celery.exceptions import Retry
 from celery.utils import nodenames
 
 import celery_rabbit_delay
+from celery_rabbit_delay.delay.amqp.confirms import Confirm, ConfirmedChannel
 from celery_rabbit_delay.delay.amqp.limited import LimitedConnection
-from tests.kit.broker import Vhost
+from tests.kit.broker import Vhost, publish
 from tests.kit.wait import wait_until
 
 from .conftest import MakeApp
@@ -196,6 +199,36 @@ def new_locks() -> Iterator[None]:
     for one in gc.get_objects():
         if issubclass(type(one), cached_property) and "lock" in vars(one):
             one.lock = threading.RLock()
+
+
+def test_a_turn_that_was_interrupted_before_its_end_keeps_nobody_waiting(vhost: Vhost) -> None:
+    vhost.declare("q")
+    with vhost.connection() as connection:
+        publish(connection, 0.02)
+        connection.connection.sender._lock.acquire()  # as if the interrupt came just before it was released
+        publish(connection, 0.02)
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(publish, connection, 0.02).result()
+    assert len(vhost.take("q", 3)) == 3
+
+
+def test_a_signal_handler_may_publish_in_the_middle_of_a_publish(vhost: Vhost, monkeypatch: pytest.MonkeyPatch) -> None:
+    vhost.declare("q")
+    with vhost.connection() as connection:
+        publish(connection, 0.02)
+        wait, handled = ConfirmedChannel.wait, list[int]()
+
+        def interrupted(channel: ConfirmedChannel, confirm: Confirm) -> None:
+            if not handled:
+                handled.append(1)
+                publish(connection, 0.02)
+            wait(channel, confirm)
+
+        monkeypatch.setattr(ConfirmedChannel, "wait", interrupted)
+        with suppress(RecoverableConnectionError):  # it may be stored, so Celery sends it again
+            publish(connection, 0.02)
+        publish(connection, 0.02)
+    assert len(vhost.take("q", 3)) >= 3
 
 
 @pytest.mark.usefixtures("new_locks")

@@ -72,7 +72,7 @@ class Sender:
         self._user = weakref.ref(user)
         self._client = copy_of(user.client, "publisher")
         self._connect_timeout: float | None = self._client.connect_timeout
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         _of_this_process.add(self)
         #: By whether their messages have to pass levels.
         self._publishers: dict[bool, DelayedPublisher] = {}
@@ -181,6 +181,9 @@ class Turn:
         sender, seconds, is_mine = self._sender, self._seconds, False
         end = seconds and time.monotonic() + seconds
         try:
+            if self._lock._is_owned():  # type: ignore[attr-defined]  # interrupted before this thread released it
+                sender.close()
+                self._lock.release()
             is_mine = self._lock.acquire(timeout=-1 if seconds is None else seconds)
             if is_mine and self._lock is not sender._lock:  # somebody was interrupted while this thread waited
                 raise RecoverableConnectionError("the connection was closed")
@@ -190,7 +193,7 @@ class Turn:
                 return connection
         except BaseException as exc:
             if not is_mine:  # an interrupt may have come just after the lock was taken: nobody uses it again
-                self._lock = sender._lock = threading.Lock()
+                self._lock = sender._lock = threading.RLock()
             if self._lock is sender._lock:
                 sender.close(exc if isinstance(exc, Exception) else None)
             if is_mine:
@@ -203,6 +206,7 @@ class Turn:
             if exc is not None and not isinstance(exc, ANSWERS):
                 self._sender.close(exc if isinstance(exc, Exception) else None)
         finally:
-            self._lock.release()
+            with suppress(RuntimeError):  # a signal handler has had a turn within this one, and ended it
+                self._lock.release()
         if isinstance(exc, DestinationNotFound) and self._sender.has_lost_user():
             raise RecoverableConnectionError("the connection is lost") from exc
