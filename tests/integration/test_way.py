@@ -20,7 +20,7 @@ PACKAGE = str(Path(celery_rabbit_delay.__file__).parent)
 
 #: The functions of the package on the way of a warm task that is recorded, the files that they are in, and the lines
 #: that are run. Lower them with what the way loses. To inline a function wins nothing: its lines stay.
-MOST = 50, 17, 200
+MOST = 51, 17, 206
 
 
 class Way:

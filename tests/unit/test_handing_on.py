@@ -155,6 +155,6 @@ def test_a_worker_whose_broker_does_not_answer_holds_tasks_for_a_moment(
 
 def test_a_consumer_that_has_ended_takes_what_still_comes_and_acknowledges_nothing() -> None:
     worker = Worker()
-    worker.handing_on.finish()
+    worker.handing_on.is_over = True
     assert worker.offer("1")
     assert (worker.sent, worker.acknowledged) == ([], [])

@@ -88,10 +88,8 @@ class Channel(pyamqp.Channel):  # type: ignore[misc]
         options, bound, get_ticket = connection.delay_options, connection.bound, connection.interceptor.ticket
         planned = plan.of_new(msg, msg.headers, exchange, routing_key, delay, now, options, bound, get_ticket)
         if collected_by := batch.current():
-            collected_by.add(connection.sender, planned)
-        else:
-            connection.sender.publish(planned, kwargs.get("confirm_timeout") or kwargs.get("timeout"))
-        return None
+            return collected_by.add(connection.sender, planned)
+        return connection.sender.publish(planned, kwargs.get("confirm_timeout") or kwargs.get("timeout"))
 
     def close(self, *args: Any, **kwargs: Any) -> Any:
         with contextlib.nullcontext() if self.connection is None else self.connection.within(ANSWER_WITHIN):

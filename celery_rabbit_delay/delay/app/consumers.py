@@ -76,7 +76,7 @@ class DelayedConsumer(kombu.Consumer):  # type: ignore[misc]
 
     def cancel(self) -> None:
         super().cancel()
-        self.handing_on.finish()
+        self.handing_on.is_over = True
 
     def declare(self) -> None:
         super().declare()

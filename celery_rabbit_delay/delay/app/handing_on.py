@@ -94,10 +94,6 @@ class HandingOn:
             return False
         return True
 
-    def finish(self) -> None:
-        """Take no more."""
-        self.is_over = True
-
     def _warn(self, queue: str, refusal: Exception) -> None:
         """Log why a task is not handed on, once per kind of reason, and stop handing on tasks of its queue.
 
