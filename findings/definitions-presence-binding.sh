@@ -2,9 +2,9 @@
 # A headers exchange's binding that asks for a header's presence matches nothing any more once it was exported and imported.
 #
 # Guess: RabbitMQ's export of definitions, imported elsewhere, makes bindings that match the same messages.
-# Seen on 3.10.8, 4.0.5, 4.3.6: void, which matches any value, is exported as the text "undefined", and then is that text. A list or table with
-#   a number in it is exported right, and matches no more. The decimal 1.5 is exported as 1.15. Texts, numbers, fractions and booleans
-#   match as before. The import succeeds.
+# Seen on 3.10.8, 4.0.5, 4.3.6: void, which matches any value, is exported as the text "undefined", and then is that text. A list or
+#   table with a number in it is exported right, and matches no more. The decimal 1.5 is exported as 1.15. Texts, numbers, fractions and
+#   booleans match as before. The import succeeds.
 set -eu
 export AMQP_URL="${AMQP_URL:-amqp://guest:guest@localhost:5672//}"
 export MANAGEMENT_URL="${MANAGEMENT_URL:-http://guest:guest@localhost:15672}"
