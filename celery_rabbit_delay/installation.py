@@ -40,8 +40,9 @@ def install(app: Celery, **options: Any) -> None:
     setting `rabbit_delay` of the app's configuration, a mapping. It does not contact the broker. Calling it again with
     the same options does nothing.
 
-    An app whose broker is `memory://`, or that has `task_always_eager`, does not change, so that test suites can call
-    it, too. With `CELERY_RABBIT_DELAY=off` in the environment no app changes.
+    An app whose broker is `memory://` does not change, so that test suites can call it, too; nor, with
+    `task_always_eager`, one with another broker than RabbitMQ. With `CELERY_RABBIT_DELAY=off` in the environment no app
+    changes.
 
     Raises `InvalidOption` for an unknown option, a bad value, or other options than in the first call, and
     `UnsupportedConfiguration` for a broker other than RabbitMQ over AMQP 0-9-1 and for `task_protocol = 1`. If the

@@ -13,7 +13,7 @@ import kombu
 
 from .. import operate
 from ..delay.core.errors import DelayError
-from ..operate import HeldUp, Status
+from ..operate import Status
 from ..operate.queue_names import QueueNames
 from ..text import escape, span
 from .output import EXIT_PROBLEMS, fit, format_time, is_terminal
@@ -90,13 +90,6 @@ def _shown_pause(one: Pause) -> str:
     return f"{one.queue} is paused" + (f" until {format_time(one.end)}" if one.end else "")
 
 
-def held_up_data(held_up: HeldUp) -> dict[str, Any]:
-    """Return what JSON shows of due messages that their destination has not accepted."""
-    data = held_up._asdict()
-    del data["is_stuck"]
-    return data
-
-
 def _as_data(found: Status, beat: BeatStatus | None, paused: list[Pause]) -> dict[str, Any]:
     return {
         "waiting": found.waiting,
@@ -107,7 +100,7 @@ def _as_data(found: Status, beat: BeatStatus | None, paused: list[Pause]) -> dic
         "outboxes": [outbox._asdict() for outbox in found.outboxes],
         "streams": [stream._asdict() for stream in found.streams],
         "destinations": found.destinations,
-        "stuck": None if found.held_up is None else list(map(held_up_data, found.held_up)),
+        "stuck": None if found.held_up is None else [one._asdict() for one in found.held_up],
         "paused": [{"queue": one.queue, "until": one.end} for one in paused],
         "beat": beat and {"process": beat.process, "entries": [one._asdict() for one in beat.entries]},
     }

@@ -63,7 +63,8 @@ def _of_the_broker(status: Status) -> Iterator[Gauge]:
     yield _gauge("orphans", "Messages that could not be delivered when they were due.", status.orphans or 0)
     if status.held_up is not None:  # AMQP does not show this
         yield _gauge("blocked_levels", "Levels that cannot forward their due messages.", len(status.blocked))
-        yield _gauge("stuck", "Due messages that their destinations have not accepted.", status.stuck)
+        stuck = sum(one.stuck for one in status.held_up if one.is_stuck)  # others may be on their way
+        yield _gauge("stuck", "Due messages that their destinations have not accepted.", stuck)
 
 
 def _of_the_beat(beat: BeatStatus) -> Iterator[Gauge]:
