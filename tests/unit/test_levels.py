@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from celery_rabbit_delay import Options
 from celery_rabbit_delay.delay.core.levels import DEFAULT_OUTBOXES, Level, fewest_set_bits, powers_of_two, split
+from celery_rabbit_delay.delay.core.routing_key import word
 
 SECOND = 1_000_000
 
@@ -80,7 +81,7 @@ def test_the_powers_of_a_number_add_up_to_it_the_longest_first(ticks: int) -> No
 
 
 def test_the_word_of_a_level_names_its_power() -> None:
-    assert [Level(1 << power, 0, "", "").word for power in (0, 9, 27)] == ["^0", "^9", "^27"]
+    assert [word(Level(1 << power, 0, "", "")) for power in (0, 9, 27)] == ["^0", "^9", "^27"]
 
 
 def test_each_everyday_delay_is_that_of_an_outbox_and_takes_no_level() -> None:

@@ -1,4 +1,4 @@
-"""Declares the parts of a cascade, and looks for them: I/O over one AMQP channel.
+"""Declares the parts of a cascade, looks for them, and makes errors of RabbitMQ's refusals, over one AMQP channel.
 
 Each function takes a channel. The broker may close it in its answer; py-amqp then reopens it.
 """

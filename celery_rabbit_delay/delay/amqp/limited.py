@@ -1,7 +1,4 @@
-"""An AMQP connection whose waits can be limited in total, for connections that this package opens.
-
-A connection of the user is one, too. None of its waits is limited, but for those when it closes.
-"""
+"""An AMQP connection with limits for its waits: for all, if this package opens it, or for a user's as it closes."""
 
 from __future__ import annotations
 

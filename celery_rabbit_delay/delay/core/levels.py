@@ -33,11 +33,6 @@ class Level(NamedTuple):
     #: The exchange that the queue dead-letters into.
     done: str
 
-    @property
-    def word(self) -> str:
-        """The level's word in routing keys: `^3` for 2^3 ticks."""
-        return f"^{self.ticks.bit_length() - 1}"
-
 
 class Route(NamedTuple):
     """The levels that a message visits, the longest first, and the delay of its outbox in ticks, 0 for none."""

@@ -1,4 +1,4 @@
-"""What is decided about a delayed message before anything is sent: its headers, its destination, its record. Pure.
+"""What is checked and decided before a delayed message is sent: its delay, headers, destination, record. Pure.
 
 Messages that are published, moved, handed on, or sent again as orphans enter the cascade by a plan.
 """

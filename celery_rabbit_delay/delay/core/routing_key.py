@@ -29,9 +29,14 @@ SENTINEL = "@"
 MAX_LENGTH = 255
 
 
+def word(level: Level) -> str:
+    """Return a level's word in routing keys: `^3` for 2^3 ticks."""
+    return f"^{level.ticks.bit_length() - 1}"
+
+
 def key(levels: Iterable[Level]) -> str:
     """Return the routing key of a message that visits levels, the longest first."""
-    return ".".join((SENTINEL, *(level.word for level in levels)))
+    return ".".join((SENTINEL, *map(word, levels)))
 
 
 def is_reserved(key: str) -> bool:
@@ -41,7 +46,7 @@ def is_reserved(key: str) -> bool:
 
 def entry_pattern(level: Level) -> str:
     """Return the binding key from the exchange behind ingest to the queue of `level`."""
-    return f"{SENTINEL}.{level.word}.#"
+    return f"{SENTINEL}.{word(level)}.#"
 
 
 def next_pattern(level: Level, lower: Level) -> str:
@@ -50,9 +55,9 @@ def next_pattern(level: Level, lower: Level) -> str:
     From the next level, whatever the message has passed before: also for one that a higher level has no binding for.
     """
     is_next = level.ticks == 2 * lower.ticks
-    return f"{SENTINEL}.#.{lower.word}.#" if is_next else f"{SENTINEL}.#.{level.word}.{lower.word}.#"
+    return f"{SENTINEL}.#.{word(lower)}.#" if is_next else f"{SENTINEL}.#.{word(level)}.{word(lower)}.#"
 
 
 def exit_pattern(level: Level) -> str:
     """Return the binding key from `level`, the last one, to the final done exchange."""
-    return f"{SENTINEL}.#.{level.word}"
+    return f"{SENTINEL}.#.{word(level)}"
