@@ -47,8 +47,8 @@ def test_a_queue_that_is_full_stops_only_its_own_messages(vhost: Vhost, kind: st
         assert len(take(connection, "good", 5)) == 5
         if outboxes:
             outbox = f"{vhost.cascade.root}.out.200ms.+full"
-            rest = 40 - vhost.count("full")  # a quorum queue may take one more than its limit
-            wait_until(lambda: stuck(vhost) == {outbox: rest}, "they are stuck where they waited")
+            # A quorum queue may take one more than its limit.
+            wait_until(lambda: stuck(vhost) == {outbox: 40 - vhost.count("full")}, "they are stuck where they waited")
 
 
 @pytest.mark.parametrize("declared", [True, False], ids=["declared here", "unknown here"])
