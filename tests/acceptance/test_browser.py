@@ -17,7 +17,7 @@ import celery_rabbit_delay
 from celery_rabbit_delay import periodic
 from tests.kit import browser
 from tests.kit.beats import entry
-from tests.kit.broker import QUICK
+from tests.kit.broker import DEFAULTS, QUICK
 from tests.kit.site import Site, serving
 from tests.kit.wait import wait_until
 
@@ -391,7 +391,7 @@ def test_the_page_fits_a_phone_and_a_dark_screen_and_draws_the_picture_of_the_do
     make_shop: MakeShop, chrome: Any, tmp_path: Path
 ) -> None:
     """`make screenshot` names the file; otherwise they are left with the other files of the test."""
-    shop = make_shop({"schedule": True})
+    shop = make_shop({**DEFAULTS, "schedule": True, "journal": 60})
     fill(shop, 1500, 65)
     target = Path(os.environ.get("SCREENSHOT") or tmp_path / "web.png")
     with looking(chrome, tmp_path, **shop.environment) as site:

@@ -10,6 +10,7 @@ import pytest
 from amqp.exceptions import AMQPError
 
 from celery_rabbit_delay import Options
+from celery_rabbit_delay.schedule.amqp.create_streams import make_streams
 from celery_rabbit_delay.schedule.core import streams
 from celery_rabbit_delay.schedule.interceptor import probe_streams
 from tests.kit.broker import QUICK
@@ -48,6 +49,7 @@ def test_messages_are_sent_without_a_record_when_their_stream_is_lost_and_verify
             publish(client, "before")
         wait_until(lambda: is_kept(node), "the broker has written down what it knows")
         client = connection(node, journal=0)
+        make_streams(client, STREAMS)
         publish(client, "recorded")
         node.kill()
         client.collect()

@@ -114,12 +114,17 @@ class Reader:
             process = background.start(words, log, self.directory, self.environment)
         self.running[command] = process, log
         if " worker" in command:
-            wait_until(lambda: self.controlled() or process.poll() is not None, "the worker is up")
+            wait_until(lambda: self.consumes() or process.poll() is not None, "the worker is up")
             assert process.poll() is None, log.read_text()
 
     def controlled(self) -> bool:
-        """Return whether a worker is up: its queue for remote control is what it declares last, and goes with it."""
+        """Return whether there is a worker: its queue for remote control goes with it."""
         return any(name.endswith(".pidbox") for name in self.vhost.names("queues"))
+
+    def consumes(self) -> bool:
+        """Return whether a worker is up: it consumes tasks once all its steps have started."""
+        rows = self.vhost.broker.api("GET", f"/consumers/{self.vhost.name}")
+        return any(not re.search(r"pidbox|celeryev|reply", row["queue"]["name"]) for row in rows)
 
     def prefetch_counts(self) -> dict[str, int]:
         """Return the prefetch counts of consumers of queues for tasks, by queue."""
