@@ -1,4 +1,4 @@
-"""Chooses between the kinds of cascade, and creates one."""
+"""Chooses between the kinds of cascade, and creates one, over several channels."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Handlers of Celery's signals, which adapt a worker to the transport."""
+"""Handlers of Celery's signals, for workers: `-S rabbit-delay` is refused, mingle and gossip work, due tasks run."""
 
 from __future__ import annotations
 
