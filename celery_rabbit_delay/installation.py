@@ -199,8 +199,9 @@ class DelayedAMQP:
                 f"install(), or set {OPTIONS}"
             )
         transport_options[OPTIONS] = self.delay_options.to_dict()
-        options = {**kwargs, "transport": ours, "transport_options": transport_options}
-        connection: kombu.Connection = super().Connection(url, *args, **options)  # type: ignore[misc]
+        connection: kombu.Connection = super().Connection(  # type: ignore[misc]
+            url, *args, transport=ours, transport_options=transport_options, **kwargs
+        )
         uses = WeakMethod(self._uses_quorum_queues)  # or the app, which holds the connection, would never be collected
         uses_quorum_queues[connection] = lambda: (known := uses()) is not None and known()
         return connection

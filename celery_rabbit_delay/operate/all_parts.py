@@ -36,8 +36,10 @@ class Topology(NamedTuple):
                     outbox = cascade.outbox(destination, ticks)
                     topology.queues[outbox.name] = outbox
                     topology.bindings.update(dict.fromkeys(cascade.outbox_bindings(destination, ticks)))
+            if streams:
+                mark, binding = cascade.streams_mark
+                topology.exchanges[mark.name], topology.bindings[binding] = mark, None
             for stream in streams:
-                topology.exchanges[cascade.streams_root] = cascade.streams_exchange
                 topology.queues[stream.name] = stream.queue
-                topology.bindings.update(dict.fromkeys(cascade.stream_bindings(stream)))
+                topology.bindings[cascade.stream_binding(stream)] = None
         return topology

@@ -152,7 +152,7 @@ def unexpected(bindings: Iterable[Binding], cascades: Iterable[Cascade], streams
     cascades = list(cascades)
     topology = Topology.of(cascades, (), streams)
     leading = {name: cascade for cascade in cascades for name in (cascade.outbox_ingest, cascade.done)}
-    own = Topology.of(cascades).exchanges  # without that of the streams, which leads to other cascades as well
+    own = topology.exchanges.keys() - {cascade.streams_root for cascade in cascades}  # that one leads to others as well
     return [
         binding
         for binding in sorted(set(bindings) - topology.bindings.keys())

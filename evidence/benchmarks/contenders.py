@@ -19,11 +19,8 @@ import kombu
 from celery_rabbit_delay import Options
 from celery_rabbit_delay.delay.core import headers as headers_
 from celery_rabbit_delay.delay.core.destination import Destination
-from celery_rabbit_delay.delay.core.options import OPTIONS
 from celery_rabbit_delay.delay.core.topology import Cascade, Queue
-from celery_rabbit_delay.schedule.amqp.create_streams import make_streams
-from celery_rabbit_delay.schedule.core import streams
-from tests.kit.broker import Broker, lead_to, publishing
+from tests.kit.broker import Broker, lead_to, make_streams, publishing
 from tests.kit.node import Node
 
 Log = Callable[[str], None]
@@ -247,11 +244,9 @@ def vhost(node: Node) -> Iterator[str]:
         yield fresh.url("amqp")
 
 
-def with_streams(url: str, **options: Any) -> str:
+def with_streams(url: str) -> str:
     """Create the streams of the schedule on a vhost, as a worker does when it starts; return its URL."""
-    given = Options(schedule=True, **options)
-    with kombu.Connection(url.replace("amqp", Ours.scheme, 1), transport_options={OPTIONS: given}) as connection:
-        make_streams(connection, streams.wanted(given))
+    make_streams(url.replace("amqp", Ours.scheme, 1), {"schedule": True})
     return url
 
 

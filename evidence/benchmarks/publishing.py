@@ -191,16 +191,14 @@ def warm(node: Node, scale: float, repeats: int, log: Log) -> dict[str, Any]:
         many = {kind: partial(calls[kind], spent_by, 1000, countdown=60) for kind in (OURS, SCHEDULE)}
         for kind in (OURS, SCHEDULE):
             many[f"{kind}, batch"] = partial(calls[kind], spent_by, 1000, True, countdown=60)
-            many[f"{kind}, floor"] = partial(calls[kind], spent_by_floor, url, 1000, countdown=60)
             many[f"{kind}, batch, floor"] = partial(calls[kind], spent_by_floor, url, 1000, True, countdown=60)
         against = dict.fromkeys(one, PLAIN) | {f"{OURS}, no delay": f"{PLAIN}, no delay"}
         found = _both(one, max(2, int(20 * repeats * scale)), against)
         batches = _both(many, max(2, int(2 * repeats * scale)), {f"{kind}, batch": kind for kind in (OURS, SCHEDULE)})
-        for each in batches.values():  # what one by one would take in a batch if its methods cost what they do there
+        for what, each in batches.items():  # what one by one would take if its methods cost what they do in a batch
             for kind in (OURS, SCHEDULE):
-                one, least, of = (each[name]["median"] for name in (f"{kind}, floor", f"{kind}, batch, floor", kind))
-                each[f"{kind}, batch"]["floor"] = 1 - (one - least) / of
-                del each[f"{kind}, floor"]
+                saved = found[what][f"{kind}, floor"]["median"] - each[f"{kind}, batch, floor"]["median"]
+                each[f"{kind}, batch"]["floor"] = 1 - saved / each[kind]["median"]
         return {what: {**batches[what], **_with_floors(found[what], PLAIN)} for what in found}
 
 

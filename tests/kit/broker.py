@@ -134,12 +134,8 @@ class Vhost:
     def make_streams(self, options: Mapping[str, Any]) -> None:
         """Create the streams of the schedule, if it is among some options, as a worker does when it starts."""
         given = quick({**options, "declare": "auto"})
-        if not given.get("schedule"):
-            return
-        # By name: the delay's tests are those that import nothing of the schedule.
-        create, streams = map(import_module, (f"{SCHEDULE}.amqp.create_streams", f"{SCHEDULE}.core.streams"))
-        with kombu.Connection(self.url(), transport_options={"rabbit_delay": given}) as connection:
-            create.make_streams(connection, streams.wanted(Options.parse(given)))
+        if given.get("schedule"):
+            make_streams(self.url(), given)
 
     def plain(self) -> kombu.Connection:
         """Return a Kombu connection with Kombu's own transport.
@@ -275,6 +271,14 @@ class Vhost:
     @property
     def cascade(self) -> Any:
         return Options(**QUICK).cascade
+
+
+def make_streams(url: str, options: Mapping[str, Any]) -> None:
+    """Create the streams that options with the schedule want, as a worker does when it starts."""
+    # By name: the delay's tests are those that import nothing of the schedule.
+    create, streams = map(import_module, (f"{SCHEDULE}.amqp.create_streams", f"{SCHEDULE}.core.streams"))
+    with kombu.Connection(url, transport_options={"rabbit_delay": options}) as connection:
+        create.make_streams(connection, streams.wanted(Options.parse(options)))
 
 
 def publish(connection: Any, delay: float, routing_key: str = "q", headers: Any = None, **options: Any) -> None:

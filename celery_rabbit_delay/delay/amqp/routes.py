@@ -81,14 +81,14 @@ class Routes:
     def _lead(self, channel: ConfirmedChannel, destination: Destination) -> _Known:
         """Create the outbox without a delay, or look for it."""
         combined = self._options.combined_in(self._cascade)
-        missing = _Missing(combined) if combined else None
+        missing = None
         if self._options.declare == "passive":
-            missing, combined = None, declare.require_route(channel.get_channel(), self._cascade, destination, combined)
+            combined = declare.require_route(channel.get_channel(), self._cascade, destination, combined)
         else:
             has_returned = self._missing.pop((destination, 0), None) is not None
             if has_returned or not self._cascade.by_time:
                 declare.lead_to(channel.get_channel(), self._cascade, destination, self._cascade.by_time)
-            combined = ()
+            combined, missing = (), _Missing(combined) if combined else None
         # Another process may just have created the outbox without a delay.
         shows = channel.server_version >= declare.SHOWS_WHAT_STARTED
         return _Known(combined, missing, 0 if shows else time.monotonic() + declare.STARTED_AFTER)

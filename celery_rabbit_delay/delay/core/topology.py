@@ -180,13 +180,13 @@ class Cascade(Names):
         yield Binding(self.lost, self.orphans, "queue", "")
 
     @property
-    def streams_exchange(self) -> Exchange:
-        return Exchange(self.streams_root, "fanout")
+    def streams_mark(self) -> tuple[Exchange, Binding]:
+        """The exchange and the binding that show that this cascade leads to streams."""
+        return Exchange(self.streams_root, "fanout"), Binding(self.streams_root, self.root, "exchange", "")
 
-    def stream_bindings(self, stream: Stream) -> Iterator[Binding]:
-        """Yield the binding that shows that this cascade leads to streams, and that from behind ingest to this one."""
-        yield Binding(self.streams_root, self.root, "exchange", "")
-        yield Binding(self.behind_ingest, stream.name, "queue", stream.routing_key)
+    def stream_binding(self, stream: Stream) -> Binding:
+        """Return the binding that leads from ingest to a stream."""
+        return Binding(self.behind_ingest, stream.name, "queue", stream.routing_key)
 
     def outbox(self, destination: Destination, ticks: int = 0) -> Queue:
         """Return the outbox of a destination with a delay, which dead-letters to it. Raises `InvalidDestination`."""

@@ -47,6 +47,9 @@ def lead_to_streams(channel: ConfirmedChannel, cascade: Cascade, wanted: Iterabl
     That of changes gets a first message, which says nothing: who follows a stream asks for the last one again to see
     whether RabbitMQ still sends it.
     """
+    mark, binding = cascade.streams_mark
+    declare.declare_exchange(channel.get_channel(), mark, nowait=True)
+    declare.bind(channel.get_channel(), binding, nowait=True)  # before the streams, which a `teardown` may be deleting
     for stream in wanted:
         bind_stream(channel.get_channel(), cascade, stream)
         if stream.name == streams.changes(cascade).name and not declare.message_count(
@@ -74,11 +77,8 @@ def bind_stream(channel: Any, cascade: Cascade, stream: Stream) -> None:
     """
     with declare.translate_errors(cascade):
         try:
-            showing, leading = cascade.stream_bindings(stream)
-            declare.declare_exchange(channel, cascade.streams_exchange, nowait=True)
-            declare.bind(channel, showing, nowait=True)  # before the stream, which a `teardown` may just be deleting
             declare.declare_queue(channel, stream.queue, nowait=True)
-            declare.bind(channel, leading)
+            declare.bind(channel, cascade.stream_binding(stream))
         except PreconditionFailed as exc:
             if declare.is_limit(exc):
                 raise
