@@ -184,6 +184,19 @@ def test_a_task_without_our_header_is_looked_up_if_it_may_have_waited(
     assert bool(read) is dropped
 
 
+def test_a_worker_that_starts_asks_a_stream_that_was_silent_once_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without an answer it would run what was cancelled."""
+    connection: Any = kombu.Connection("rabbit-delay://", transport_options={OPTIONS: Options(schedule=True).to_dict()})
+    asked = list[float]()
+    following = SimpleNamespace(catch_up=lambda stream, apply, patience: asked.append(patience))
+    connected = SimpleNamespace(interceptor=SimpleNamespace(following=following))
+    monkeypatch.setattr(type(connection), "connection", connected)
+    monkeypatch.setattr(revoking, "make_streams", lambda *_: None)
+    timer = SimpleNamespace(call_repeatedly=lambda *_: None)
+    revoking.FollowChanges(SimpleNamespace()).start(SimpleNamespace(connection=connection, timer=timer, hub=True))
+    assert asked[0] > stream_consumer.PATIENCE, "a silence lasts as long"
+
+
 def test_celery_forgets_what_is_restored_also_what_statedb_had(monkeypatch: pytest.MonkeyPatch) -> None:
     revoked = LimitedSet(data=["of statedb", "stays"])
     monkeypatch.setattr(revoking, "state", SimpleNamespace(revoked=revoked))

@@ -102,7 +102,8 @@ class FollowChanges(bootsteps.StartStopStep):  # type: ignore[misc]
             with suppress(DelayError, AMQPError, OSError, OperationalError):  # the one that it reads is tried again
                 make_streams(connection, streams.wanted(options))
             following = connection.connection.interceptor.following
-            following.catch_up(stream, self.changes.apply, patience=PATIENCE)
+            # Long enough to ask again after one silence: without an answer the worker would run what was cancelled.
+            following.catch_up(stream, self.changes.apply, patience=1.5 * PATIENCE)
         except (DelayError, NotStored) as exc:  # when tasks come, it is tried again
             if not self._warned:
                 logger.warning(
