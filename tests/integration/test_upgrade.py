@@ -84,6 +84,7 @@ def test_what_waits_orphaned_cancelled_or_moved_is_so_after_an_upgrade_in_place(
 
     assert run(old.url("amqp"), "--queue", "q", "verify", options=COMMAND).code == 0
     assert old.count(old.cascade.orphans) == 1
+    wait_until(lambda: time.time() > due["orphan"], "the orphan is due, and so listed no more")
     with old.connection(**OPTIONS) as connection:
         listed = {one.id for one in schedule_.scheduled(connection)}
         assert {"long", "dropped later"} <= listed <= due.keys() - {"dropped", "orphan"}
