@@ -8,7 +8,6 @@ from __future__ import annotations
 import base64
 import json
 import ssl
-import time
 from collections.abc import Mapping
 from http.client import HTTPException
 from typing import Any, NamedTuple
@@ -16,6 +15,8 @@ from urllib.error import HTTPError, URLError
 from urllib.parse import quote, unquote, urlsplit
 from urllib.request import Request, urlopen
 
+from ..delay.amqp.connecting import Patience
+from ..delay.amqp.limited import ANSWER_WITHIN
 from ..delay.core.errors import NotPermitted, UnsupportedConfiguration
 from ..delay.core.topology import Binding
 
@@ -35,9 +36,6 @@ _COLUMNS = (
     "message_bytes_ready",
     "message_bytes_dlx",
 )
-
-#: Seconds until a request that RabbitMQ failed to answer is sent once more.
-_PAUSE = 0.5
 
 
 #: What the API shows of queues or exchanges, by their names.
@@ -108,17 +106,17 @@ class Management:
     def _get(self, path: str) -> Any:
         request = Request(self._base + path)
         request.add_header("Authorization", "Basic " + base64.b64encode(self._credentials.encode()).decode())
+        tries = Patience(ANSWER_WITHIN)
         try:
-            try:
-                return self._answer(request)
-            except HTTPError as exc:
-                exc.close()
-                if exc.code < 500:
-                    raise
-                time.sleep(_PAUSE)  # RabbitMQ fails now and then, as while a queue is being deleted
-                return self._answer(request)
+            while True:
+                try:
+                    return self._answer(request)
+                except HTTPError as exc:
+                    exc.close()
+                    # RabbitMQ fails now and then, as while a queue is being deleted.
+                    if exc.code < 500 or not tries.pause():
+                        raise
         except HTTPError as exc:
-            exc.close()
             if exc.code not in (401, 403):
                 raise UnsupportedConfiguration(
                     f"the management API at {self._place} has failed ({exc}): try again, and see the log of RabbitMQ "

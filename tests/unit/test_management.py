@@ -6,7 +6,6 @@ import json
 import socket
 import ssl
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -20,7 +19,7 @@ import trustme
 
 from celery_rabbit_delay.cli.target import MANAGEMENT_CERT, management_of
 from celery_rabbit_delay.delay.core.errors import NotPermitted, UnsupportedConfiguration
-from celery_rabbit_delay.operate import Management
+from celery_rabbit_delay.operate import Management, management
 
 QUEUES = [{"name": "q", "messages": 3}]
 
@@ -159,11 +158,11 @@ def test_a_server_that_is_no_management_api_is_an_error_that_names_its_place(ans
 FAILED = b"HTTP/1.1 500 Internal Server Error\r\nContent-Length: 0\r\n\r\n"
 
 
-def test_a_request_that_fails_is_sent_once_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(time, "sleep", lambda seconds: None)
-    with answering(FAILED, b"HTTP/1.1 200 OK\r\n\r\n[]") as port:
+def test_a_request_that_fails_is_sent_again_for_some_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    with answering(FAILED, FAILED, b"HTTP/1.1 200 OK\r\n\r\n[]") as port:
         assert Management(f"http://me:secret@127.0.0.1:{port}", "/").queues() == {}
-    with answering(FAILED, FAILED) as port:
+    monkeypatch.setattr(management, "ANSWER_WITHIN", 0)
+    with answering(FAILED) as port:
         says = r"has failed \(HTTP Error 500: Internal Server Error\): try again"
         with pytest.raises(UnsupportedConfiguration, match=says):
             Management(f"http://me:secret@127.0.0.1:{port}", "/").queues()
