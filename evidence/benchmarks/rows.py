@@ -249,10 +249,15 @@ WORKERS = {
 
 def worker(node: Node, scale: float, repeats: int, log: Log) -> dict[str, Any]:
     """Measure a worker's CPU microseconds for each task that waits in its queue and is due."""
-    found = dict[str, Any]()
+    amount, plain = scaled(5000, scale), Contender.name
+    floors = {f"{name}, floor": partial(reader_cpu, node, amount, name) for name in WORKERS}
+    found = meter.interleaved(floors, repeats, log, f"{plain}, floor")
     for pool in ("solo", "prefork"):
-        runs = {f"{name}, {pool}": partial(worker_cpu, node, scaled(5000, scale), name, pool) for name in WORKERS}
-        found |= meter.interleaved(runs, repeats, log, f"{Contender.name}, {pool}")
+        runs = {f"{name}, {pool}": partial(worker_cpu, node, amount, name, pool) for name in WORKERS}
+        found |= meter.interleaved(runs, repeats, log, f"{plain}, {pool}")
+        for name in WORKERS:  # what a worker would take that reads such messages, and does no more with them
+            more = found[f"{name}, floor"]["median"] - found[f"{plain}, floor"]["median"]
+            found[f"{name}, {pool}"]["floor"] = 1 + more / found[f"{plain}, {pool}"]["median"]
     return found
 
 
@@ -317,6 +322,25 @@ def worker_cpu(node: Node, amount: int, kind: str, pool: str) -> float:
         before = meter.cpu(pid)
         consume(app)
         return 1e6 * (meter.cpu(pid) - before) / amount
+
+
+def reader_cpu(node: Node, amount: int, kind: str) -> float:
+    """Return microseconds of CPU for each of these messages, if nothing but py-amqp reads and acknowledges it."""
+    left = amount
+
+    def on_message(message: Any) -> None:
+        nonlocal left
+        left -= 1
+        message.channel.basic_ack(message.delivery_tag)
+
+    with filled(node, amount, kind) as (url, _), kombu.Connection(url) as connection:
+        channel = connection.connection.channel()
+        channel.basic_qos(0, 8, False)  # as many as the worker
+        channel.basic_consume(QUEUE, callback=on_message)
+        before = time.process_time()
+        while left:
+            connection.drain_events()
+        return 1e6 * (time.process_time() - before) / amount
 
 
 def bindings(node: Node, scale: float, repeats: int, log: Log) -> dict[str, Any]:
