@@ -21,8 +21,8 @@ def setup(target: Target) -> None:
     of the option `outboxes`. Other publishers create these when they first need them.
     """
     with target.connected() as connection:
-        wanted = operate.wanted(connection)
-        lacking = operate.setup(connection, wanted, target.destinations(), _creates_ahead(target, connection))
+        wanted, ahead = operate.wanted(connection), _creates_ahead(target, connection)
+        lacking = operate.setup(connection, wanted, target.destinations(with_namesakes=ahead), ahead)
         click.echo(f"{wanted[0].root}: {sum(len(cascade.levels) for cascade in wanted)} levels exist")
         _show_way(connection)
         for destination in lacking:

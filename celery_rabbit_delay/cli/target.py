@@ -70,9 +70,9 @@ class Target(ABC):
     def queues(self) -> list[kombu.Queue]:
         """Return the app's queues."""
 
-    def destinations(self) -> list[Destination]:
-        """Return the destinations of messages for the app's queues."""
-        return [destination for queue in self.queues() for destination in destinations_of(queue)]
+    def destinations(self, with_namesakes: bool = True) -> list[Destination]:
+        """Return the destinations of messages for the app's queues, as `destinations_of`."""
+        return [destination for queue in self.queues() for destination in destinations_of(queue, with_namesakes)]
 
     def beat(self, connection: kombu.Connection) -> BeatStatus | None:
         """Return the state of the app's beat; None without an app, or if its beat has not run with RabbitMQ."""

@@ -35,6 +35,17 @@ def test_all_bindings_of_a_queue_count() -> None:
     ]
 
 
+def test_celery_does_not_send_to_the_exchange_that_it_names_after_a_queue() -> None:
+    exchanges = {
+        "direct": [Destination("", "q")],
+        "topic": [Destination("", "q"), Destination("q"), Destination("q", "q")],
+    }
+    for kind, expected in exchanges.items():
+        queue = kombu.Queue("q", kombu.Exchange("q", kind), "q")
+        assert list(destinations_of(queue, with_namesake=False)) == expected
+        assert list(destinations_of(queue)) == [Destination("", "q"), Destination("q"), Destination("q", "q")]
+
+
 @pytest.mark.parametrize("queue", [Broadcast("news"), kombu.Queue("amq.gen-1", kombu.Exchange("news"), "new")])
 def test_only_the_exchange_of_a_queue_that_does_not_last_is_a_destination(queue: kombu.Queue) -> None:
     assert list(destinations_of(queue)) == [Destination("news")]

@@ -5,7 +5,11 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from celery import Celery
+
 from celery_rabbit_delay import Options
+from celery_rabbit_delay.delay.amqp.queue_destinations import destinations_of
+from celery_rabbit_delay.delay.app.apps import queues_of
 from celery_rabbit_delay.delay.core.destination import Destination
 from celery_rabbit_delay.delay.core.levels import MOST_COMBINED
 from celery_rabbit_delay.operate.all_parts import Topology
@@ -33,6 +37,8 @@ def test_the_parts_of_a_cascade_are_as_many_as_the_page_says() -> None:
     assert f"| {exchanges} | {exchanges + 1} |" in PAGE, "that of the streams"
     assert number("….journal.…") == len(streams.all_streams(CASCADE))
     said = " ".join(PAGE.split())
+    [queue] = queues_of(Celery("shop", set_as_current=False))
+    assert list(destinations_of(queue, with_namesake=False)) == [Destination("", "celery")], "one destination for each"
     each = 1 + MOST_COMBINED  # of which five minutes is one
     assert f"of five minutes has up to {len(queues) + each + 1} queues" in said
     assert f"ten queues and six more delays each {len(queues) + 10 * (each + 6)}," in said

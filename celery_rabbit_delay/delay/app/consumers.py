@@ -101,7 +101,7 @@ class DelayedConsumer(kombu.Consumer):  # type: ignore[misc]
         refused: dict[str, Exception] = {}
         for queue in queues:
             try:
-                for destination in destinations_of(queue):
+                for destination in destinations_of(queue, with_namesake=False):
                     with suppress(DestinationNotFound):  # a `no_declare` queue may name an exchange that does not exist
                         connection.sender.lead_to(destination)
             except (DelayError, NotStored, NotAllowed) as exc:  # the worker can still consume
