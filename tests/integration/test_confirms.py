@@ -10,6 +10,7 @@ from amqp import Message
 from amqp.exceptions import ChannelError, MessageNacked
 
 from celery_rabbit_delay.delay.amqp import publisher
+from celery_rabbit_delay.delay.core.destination import Destination
 from tests.kit.broker import QUICK, Vhost, lead, publishing, take
 from tests.kit.proxy import proxy
 from tests.kit.wait import wait_until
@@ -109,6 +110,30 @@ def test_a_cut_between_publish_and_confirm_is_a_connection_error_and_retry_sends
     wait_until(lambda: vhost.count("q") >= 3, "all that was confirmed arrived")
     messages = {message.payload for message in vhost.take("q", vhost.count("q"))}
     assert {"before", "fragile 2"} <= messages <= {"before", "fragile 1", "fragile 2"}
+
+
+@pytest.mark.leaves_orphans
+@pytest.mark.parametrize("is_noticed_by", ["message", "user"])
+def test_what_is_gone_when_a_lost_connection_is_opened_again_is_created_again(vhost: Vhost, is_noticed_by: str) -> None:
+    """Such as by a broker that comes back empty, to which another process has sent before."""
+    vhost.declare("q")
+    with (
+        proxy(vhost.broker.node.port) as between,
+        kombu.Connection(between.url(vhost.url()), transport_options={"rabbit_delay": QUICK}) as connection,
+    ):
+        producer = connection.Producer()
+        producer.publish("before", routing_key="q", headers=DELAY)
+        vhost.take("q", 1)
+        vhost.delete_queue(vhost.cascade.outbox_name(Destination("", "q"), 0))
+        if is_noticed_by == "user":
+            between.cut()
+            producer.publish("at once", routing_key="q", retry=True, retry_policy={"max_retries": 3})
+        else:
+            between.cut_after = lambda data: b"lost" in data
+            with pytest.raises(OSError, match=r"closed|reset|EOF"):
+                producer.publish("lost", routing_key="q", headers=LONG_DELAY)
+        producer.publish("after", routing_key="q", headers=DELAY)
+        wait_until(lambda: vhost.count("q") == 1 + (is_noticed_by == "user"), "nothing becomes an orphan")
 
 
 @pytest.mark.leaves_orphans

@@ -139,10 +139,14 @@ class Sender:
         """Close the connection, and wait for nothing. What the broker has not answered counts as not stored."""
         publishers = list(self._publishers.values())
         self._publishers = {}
+        is_lost = reason is not None
         if self._client.connected:
+            is_lost |= upstream.is_ended(self._client.connection)
             self._client.connection.abandon()
         self._client.collect()
         for publisher in publishers:
+            if is_lost:
+                publisher.routes.forget()  # the broker may have come back without something
             publisher.channel.refuse_all(reason or RecoverableConnectionError("the connection was closed"))
 
     def _ready(self, end: float | None) -> LimitedConnection:
@@ -153,8 +157,6 @@ class Sender:
                 connection.read_all()
                 return connection
             except (AMQPError, OSError) as exc:
-                for publisher in self._publishers.values():
-                    publisher.routes.forget()  # the broker may have come back without something
                 self.close(exc)
         else:
             self.close()  # what belongs to the last one
