@@ -121,9 +121,9 @@ class DelayedControl:
                 if not needs_no_broker(self.app.conf, self.app.conf.broker_url):
                     _say_what_revoke_does()
             else:
-                from .schedule.app.revoking import keep
+                from .schedule.app.revoking import store_revoke
 
-                keep(self.app, command, {**(arguments or {}), **kwargs})
+                store_revoke(self.app, command, {**(arguments or {}), **kwargs})
         return answer
 
 

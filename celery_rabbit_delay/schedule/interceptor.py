@@ -128,7 +128,7 @@ class ScheduleInterceptor(Interceptor):
             # Apps with different prefixes may share a queue, and what was sent before that was changed arrives later.
             other = streams.options_of(state.root)
             options = other if other and other.prefix != own.prefix else own
-        if number is not None or known.on_cancelled is not None:
+        if number is not None or known.on_cancelled is not None:  # others than workers look only for what is recorded
             for one in [own] if options is own else [own, options]:
                 _keep_current(self, one)
         id_ = message_id(message.properties, headers)  # the same id as in a record, which `list` shows
@@ -136,7 +136,7 @@ class ScheduleInterceptor(Interceptor):
         if found is Fate.CANCELLED:
             return discards is None or not discards(id_)
         if found is Fate.MOVED:
-            logger.info("A message that was moved is dropped here: %s", id_)
+            logger.info("A message that was moved, or cancelled without an id, is dropped here: %s", id_)
         return found is not Fate.WAITS
 
     def learn(self) -> None:
@@ -165,6 +165,9 @@ class ScheduleInterceptor(Interceptor):
         following, self._following = self._following, None
         if following is not None:
             following.close()
+        if self._lost:
+            logger.warning("The connection was lost: %d stored messages may be missing in lists", len(self._lost))
+        self._lost.clear()
 
 
 def probe_streams(client: kombu.Connection, streams: Iterable[Stream]) -> Iterator[str]:
@@ -281,7 +284,7 @@ class Following:
                 with self._using():
                     self._read(stream, **limits)
                     if create and not self.follows(stream):
-                        make_streams(self._client, [stream])
+                        make_streams(self._client, [stream], limits.get("silence"))
                         self._read(stream, **limits)
             except Exception as exc:
                 self._follower.forget(stream)
@@ -291,7 +294,7 @@ class Following:
                 # RabbitMQ restarts the replicas of streams. It logs each try of a user without the permission.
                 pause = min(PAUSE, max(0.5, now - began, failing / 5))
                 self.until[stream.name] = now + (30 * PAUSE if isinstance(exc, NotPermitted) else pause)
-                if isinstance(exc, OperationalError):  # the consumer has its connection, and goes on
+                if isinstance(exc, (AMQPError, OSError, OperationalError)):  # the consumer's own connection goes on
                     raise StreamUnavailable(f"the stream {stream.name!r} cannot be read: {exc}") from exc
                 raise
             self.failing.pop(stream.name, None)

@@ -12,6 +12,7 @@ from typing import Any
 
 import kombu
 import pytest
+from amqp.exceptions import ResourceError
 from celery.utils.collections import LimitedSet
 
 from celery_rabbit_delay import NotPermitted, StreamUnavailable
@@ -81,6 +82,19 @@ def test_a_stream_that_could_not_be_read_is_tried_again_when_a_message_comes_lat
         now = float(seconds)
         assert not is_dropped(connection, received(number=1))
     assert tried == [0, 1, 301]
+
+
+@pytest.mark.parametrize("error", [TimeoutError("no answer"), ResourceError("no leader")])
+def test_a_stream_that_cannot_be_created_keeps_no_message_from_its_consumer(
+    error: Exception, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def make_streams(*_: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(Follower, "catch_up", lambda *_, **limits: iter(()))
+    monkeypatch.setattr(receiving, "make_streams", make_streams)
+    assert not is_dropped(connected(Client()), received(root=Options().cascade.root, number=1))
+    assert str(error) in caplog.text
 
 
 @pytest.mark.parametrize("takes", [0.01, stream_consumer.BUSY])  # it is refused; nobody answers
@@ -154,7 +168,7 @@ def test_a_worker_that_connects_again_revokes_only_what_was_cancelled_meanwhile(
 ) -> None:
     """Celery remembers 50,000 ids, also those of tasks that are not delayed."""
     revoked: list[str] = []
-    monkeypatch.setattr(revoking, "revoke", revoked.append)
+    monkeypatch.setattr(revoking, "discard", revoked.append)
     known = revoking.WorkerChanges(time.time)
     stream = [*changes.cancelled(["before", str(uuid.UUID(int=1))])]
     for message in stream:
@@ -226,7 +240,7 @@ def test_a_worker_does_not_forget_a_cancelled_id_whatever_celerys_set_can_hold(
     monkeypatch.setattr(revoking, "state", SimpleNamespace(revoked=revoked))
     monkeypatch.setattr(revoking, "KEPT", 3)
     for id_ in ("0", "1", "2", "3"):
-        revoking.revoke(id_)
+        revoking.discard(id_)
     revoked.purge(time.monotonic() + 3600)
     revoked.clear()
     assert [id_ for id_ in ("0", "1", "2", "3") if id_ in revoked] == ["1", "2", "3"]

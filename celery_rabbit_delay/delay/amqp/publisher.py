@@ -89,13 +89,15 @@ class DelayedPublisher:
         tries: Patience | None = None
         failures = 0
         while True:
-            enters = None
+            enters, is_alone = None, not self.channel.unanswered
             try:
                 enters, outgoing = self._outgoing(plan)
                 confirm = self.channel.send(outgoing)
                 try:
                     self.channel.wait(confirm)
                 except (ChannelError, FrameError) as exc:
+                    if not is_alone and isinstance(exc, ChannelError):
+                        continue  # RabbitMQ may have closed the channel for the record before it, such as for its size
                     raise self._translated(exc) from None
                 if plan.ticket:
                     self.interceptor.stored(self, [(plan, outgoing.message)])
@@ -173,7 +175,7 @@ class DelayedPublisher:
             headers[headers_.X_DELIVERY_TIME] = self.clock.delivery_time(plan.due)
         message = with_headers(plan.message, headers)
         message.properties.pop("expiration", None)  # RabbitMQ would let it expire in its first queue
-        if self._caps_priority and (plan.priority or 0) > MAX_NORMAL_PRIORITY:
+        if self._caps_priority and (message.properties.get("priority") or 0) > MAX_NORMAL_PRIORITY:
             _tell_of_cap()
             message.properties["priority"] = MAX_NORMAL_PRIORITY
         return enters, Outgoing(message, exchange, key)

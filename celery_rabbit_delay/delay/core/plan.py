@@ -46,11 +46,6 @@ class Plan(NamedTuple):
         """When it is due, in milliseconds since 1970."""
         return int(self.headers[HEADER]["due"])
 
-    @property
-    def priority(self) -> int | None:
-        priority: int | None = self.message.properties.get("priority")
-        return priority
-
 
 class Now(NamedTuple):
     """A moment by two clocks. Read them in this order: a pause between them makes a message late, not early."""

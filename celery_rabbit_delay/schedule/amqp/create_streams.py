@@ -59,13 +59,13 @@ def lead_to_streams(channel: ConfirmedChannel, cascade: Cascade, wanted: Iterabl
                 channel.publish(Message(b"", delivery_mode=2), cascade.ingest, stream.routing_key)
 
 
-def make_streams(client: kombu.Connection, wanted: Sequence[Stream]) -> None:
-    """Create streams over a connection of its own, which a broker without streams closes. Raises as `create_streams`.
+def make_streams(client: kombu.Connection, wanted: Sequence[Stream], seconds: float | None = None) -> None:
+    """Create streams over a connection of its own, which a broker without streams closes, within so many seconds.
 
-    Without a connection raises `kombu.exceptions.OperationalError`.
+    Raises as `create_streams`; without a connection `kombu.exceptions.OperationalError`.
     """
     options: Options = client.transport.delay_options
-    with connected(copy_of(client, "follower")) as connection:
+    with connected(copy_of(client, "follower")) as connection, connection.connection.within(seconds):
         create_streams(ConfirmedChannel(connection.connection), options, options.cascade, wanted)
 
 

@@ -133,7 +133,7 @@ class Follower(StreamConsumer):
         self._begin(stream, done and Place.of(done))
         seconds = _COUNTED if end is None else silence
         came = time.monotonic()
-        while (message := self.receive(seconds)) is not None and time.monotonic() < came + seconds:
+        while time.monotonic() < came + seconds and (message := self.receive(seconds)) is not None:
             is_its_own = message.stream == stream.name
             yield message
             if is_its_own:

@@ -57,7 +57,7 @@ def _stamps_in(headers: Any) -> dict[str, Any]:
     return headers if isinstance(headers, dict) else {}
 
 
-def keep(app: Celery, command: str, arguments: Mapping[str, Any]) -> None:
+def store_revoke(app: Celery, command: str, arguments: Mapping[str, Any]) -> None:
     """Store what one of Celery's remote control commands cancels, for all workers, also those that start later.
 
     Nothing that goes wrong is an error, for the running workers have the command. Called by `broadcast`.
@@ -95,7 +95,7 @@ class FollowChanges(bootsteps.StartStopStep):  # type: ignore[misc]
             return
         known = known_to[connection]
         known.changes = self.changes
-        known.on_cancelled = revoke
+        known.on_cancelled = discard
         options = connection.transport.delay_options
         stream = streams.changes_of(options)
         try:
@@ -150,7 +150,7 @@ class WorkerChanges(Changes):
             if not self.has_cancelled(id_):  # restored; Celery may know it from others, or from `--statedb`
                 _revoked().forget(id_)
             elif self.running:
-                revoke(id_)
+                discard(id_)
         return ids
 
 
@@ -187,7 +187,7 @@ def _revoked() -> Any:
     return state.revoked
 
 
-def revoke(id_: str) -> bool:
+def discard(id_: str) -> bool:
     """Make the worker discard a task as Celery does: with an event, the state `REVOKED`, an acknowledgement."""
     _revoked().keep(id_)
     return True
