@@ -17,10 +17,9 @@ from typing import Any
 from uuid import uuid4
 
 import kombu
-from amqp import Message
+from amqp import Channel, Message
 from amqp.exceptions import AccessRefused, PreconditionFailed
 
-from ..delay.amqp.confirms import publish
 from ..delay.amqp.declare import passive_declare_queue
 from ..delay.core.errors import PERMISSIONS, CascadeConflict, NotPermitted, UnsupportedConfiguration
 from ..delay.core.options import DRIVER_TYPE
@@ -157,7 +156,8 @@ class Lock:
         self._moment = time.monotonic()
 
     def _publish(self, message: Message, queue: str, mandatory: bool = True) -> None:
-        publish(self._channel, message, "", queue, mandatory=mandatory)
+        # Without a confirm: a connection with `confirm_publish` has another method of this name on its channels.
+        Channel.basic_publish(self._channel, message, "", queue, mandatory=mandatory)
 
     def _on_message(self, message: Message) -> None:
         self.is_active = True

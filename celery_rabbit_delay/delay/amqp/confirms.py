@@ -11,16 +11,12 @@ from functools import partial
 from itertools import takewhile
 from typing import Any, NamedTuple
 
-from amqp import Channel, Message, spec
+from amqp import Message, spec
 from amqp.exceptions import AMQPError, ChannelError, MessageNacked
 
 from ... import upstream
 from ..core.errors import DelayError, NotRouted
 from .limited import LimitedConnection
-
-#: Does not wait for a confirm: a connection with `confirm_publish` has another method of this name on its channels.
-publish = Channel.basic_publish
-
 
 #: What the broker answers. After anything else nobody knows what was sent, and what will come.
 ANSWERS = (ChannelError, MessageNacked, DelayError)

@@ -59,7 +59,9 @@ class HandingOn:
         due = due_of(message)
         if due is None or has_waited(message, due):
             return False
-        if due <= datetime.now(timezone.utc) + timedelta(seconds=MOMENT * options.tick) or not self._may_send(message):
+        if due <= datetime.now(timezone.utc) + timedelta(seconds=MOMENT * options.tick):
+            return False
+        if message.headers.get("id") in worker_state.revoked or not self._may_send(message):  # Celery discards it
             return False
         queue = self._queue_of(message)
         if queue is None or queue.no_ack or isinstance(queue, Broadcast):
@@ -112,14 +114,8 @@ class HandingOn:
             )
 
     def _may_send(self, message: DeliveredMessage) -> bool:
-        """Return whether a message was not revoked, and has no `user_id` or that of this connection.
-
-        RabbitMQ refuses messages with the `user_id` of another user.
-        """
-        user = message.properties.get("user_id")
-        return message.headers.get("id") not in worker_state.revoked and (
-            not user or user == self._consumer.connection.userid
-        )
+        """Return whether a message has no `user_id` of another user, with which RabbitMQ refuses it."""
+        return message.properties.get("user_id") in (None, "", self._consumer.connection.userid)
 
     def _queue_of(self, message: DeliveredMessage) -> kombu.Queue | None:
         name = upstream.queue_of_tag(self._consumer, message.delivery_info.get("consumer_tag"))

@@ -57,12 +57,10 @@ def eta_in_utc(eta: object, naive_timezone: tzinfo = timezone.utc, name: str = "
             due = isoparse(eta)  # type: ignore[arg-type]
         return (due if due.tzinfo else due.replace(tzinfo=naive_timezone)).astimezone(timezone.utc)
     except (TypeError, ValueError, OverflowError):
-        raise _unreadable(eta, name) from None
-
-
-def _unreadable(eta: object, name: str = "the eta") -> InvalidDelay:
-    example = "2030-01-31T12:00:00+00:00"
-    return InvalidDelay(f"cannot read {name} {eta!r}: use an aware datetime, or an ISO 8601 string such as {example}")
+        example = "2030-01-31T12:00:00+00:00"
+        raise InvalidDelay(
+            f"cannot read {name} {eta!r}: use an aware datetime, or an ISO 8601 string such as {example}"
+        ) from None
 
 
 def parse_x_delay(x_delay: object) -> int:
