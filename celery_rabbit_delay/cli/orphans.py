@@ -54,7 +54,7 @@ def replay(target: Target, limit: int, any_queue: bool) -> None:
     Orphans that still cannot be delivered stay. Exits with 3 if some stayed.
     """
     sent = stayed = 0
-    with target.connected() as connection:
+    with target.connected(recorded=True) as connection:  # drops what was cancelled or moved
         replaying = operate.replay(connection, limit, target.allowed(any_queue))
         with until_interrupted(replaying) as (results, is_interrupted):
             for orphan, refused in results:

@@ -20,6 +20,7 @@ from celery_rabbit_delay.cli.target import Target
 from celery_rabbit_delay.delay.core.destination import Destination
 from celery_rabbit_delay.delay.core.topology import Cascade
 from celery_rabbit_delay.operate.all_parts import Topology
+from celery_rabbit_delay.schedule.amqp import waiting_tasks
 from celery_rabbit_delay.schedule.core import streams
 from tests.kit.abilities import Ability
 from tests.kit.broker import QUICK, Vhost
@@ -251,6 +252,18 @@ def test_replayed_orphans_go_where_they_were_going_and_others_stay(vhost: Vhost)
     for message in messages:
         assert message.headers.keys() == {"task", "id"}
         assert message.delivery_info["routing_key"] == "gone"
+
+
+def test_a_cancelled_orphan_is_not_replayed_although_nobody_says_that_there_is_a_schedule(vhost: Vhost) -> None:
+    make_orphans(vhost, 2)
+    url = vhost.url("amqp")
+    with vhost.connection(schedule=True) as connection:
+        waiting_tasks.cancel(connection, ["id-0"])
+    vhost.declare("gone")
+    unsaid = tuple(option for option in QUICKLY if option != "--schedule")
+    assert run(url, "orphans", "replay", "--any-queue", options=unsaid).code == 0
+    [message] = vhost.take("gone", 1)
+    assert (message.payload["n"], vhost.count(CASCADE.orphans, "gone")) == (1, 0)
 
 
 @pytest.mark.leaves_orphans
