@@ -13,7 +13,7 @@ import kombu
 
 from ..delay.core.headers import milliseconds
 from ..schedule.amqp import reschedule as reschedule_
-from ..schedule.amqp import waiting_tasks as schedule_
+from ..schedule.amqp import waiting_tasks
 from ..schedule.amqp.waiting_tasks import Scheduled
 from ..schedule.core.new_due_time import due_at
 from ..schedule.core.search import matching, parse
@@ -127,13 +127,13 @@ def cancel(
     problems: list[str] = []
     with target.connected(recorded=True, exists=True) as connection:
         if ids:
-            schedule_.cancel(connection, ids)
+            waiting_tasks.cancel(connection, ids)
             lines = [json.dumps({"id": id_}) for id_ in ids] if as_json else [counted(len(ids), "ids cancelled")]
         else:
             found = list(_found(target, connection, problems.append, any_queue=any_queue, **filters))
             _ask(f"Cancel {counted(len(found), 'tasks')} for good?", found, yes)
             without_id = [(one.number, milliseconds(one.due)) for one in found if not one.id]
-            schedule_.cancel(connection, [one.id for one in found if one.id], without_id)
+            waiting_tasks.cancel(connection, [one.id for one in found if one.id], without_id)
             lines = [json.dumps(_as_data(one)) for one in found] if as_json else [f"{len(found):,} cancelled"]
     for line in lines:
         click.echo(line)
@@ -149,7 +149,7 @@ def restore(target: Target, /, ids: tuple[str, ...]) -> None:
     What a worker has discarded is gone. A stamp stays cancelled.
     """
     with target.connected(recorded=True, exists=True) as connection:
-        schedule_.restore(connection, ids)
+        waiting_tasks.restore(connection, ids)
     click.echo(counted(len(ids), "ids restored"))
 
 
@@ -199,7 +199,7 @@ def pause(target: Target, /, queue: str, until: str | None, any_queue: bool) -> 
     What is sent to it or due stays in it, in order. What a worker has taken already still runs.
     """
     with target.connected(recorded=True, exists=True) as connection:
-        schedule_.pause(connection, queue, target.names(any_queue), until)
+        waiting_tasks.pause(connection, queue, target.names(any_queue), until)
     click.echo(escape(f"{queue} is paused until {until or '`resume`'}"))
 
 
@@ -210,7 +210,7 @@ def pause(target: Target, /, queue: str, until: str | None, any_queue: bool) -> 
 def resume(target: Target, /, queue: str, any_queue: bool) -> None:
     """End the pause of a queue: workers consume it again. Without a pause nothing changes."""
     with target.connected(recorded=True, exists=True) as connection:
-        schedule_.resume(connection, queue, target.names(any_queue))
+        waiting_tasks.resume(connection, queue, target.names(any_queue))
     click.echo(escape(f"{queue} is not paused"))
 
 
@@ -293,7 +293,7 @@ def _found(
 
     names = target.names(any_queue)
     most = None if search else limit
-    found = schedule_.scheduled(connection, task, only_queue, until, most, names, report, elsewhere=elsewhere)
+    found = waiting_tasks.scheduled(connection, task, only_queue, until, most, names, report, elsewhere=elsewhere)
     yield from itertools.islice(matching(search or (), found, _text), limit)
     if not is_all:
         click.echo("what waits for other queues than those of the app is left out: see --any-queue", err=True)

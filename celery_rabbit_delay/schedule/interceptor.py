@@ -1,4 +1,4 @@
-"""What the schedule does on the way of a message: it records what is sent, and drops what must not be delivered."""
+"""What the schedule does on the way of a message: it records what is sent, follows changes, and drops what they say."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ class ScheduleInterceptor(Interceptor):
         if found is Fate.CANCELLED:
             return discards is None or not discards(id_)
         if found is Fate.MOVED:
-            logger.info("A message that was moved, or cancelled without an id, is dropped here: %s", id_)
+            logger.info("A message that was moved or cancelled is dropped here: %s", id_)
         return found is not Fate.WAITS
 
     def learn(self) -> None:

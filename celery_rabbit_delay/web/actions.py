@@ -11,7 +11,7 @@ from typing import Any
 from flask import Flask, abort, flash, redirect, render_template, request
 
 from ..delay.core import headers as headers_
-from ..schedule.amqp import waiting_tasks as schedule_
+from ..schedule.amqp import waiting_tasks
 from ..schedule.amqp.waiting_tasks import utc_ms
 from ..text import counted
 from . import forms, plot, search
@@ -65,8 +65,8 @@ def add_actions(site: Flask, operations: Operations, overview: Overview) -> None
         "/restore": lambda: operations.restore(selected()),
         "/run-now": at_once,
         "/reschedule": reschedule,
-        "/pause": lambda: operations.on_queue("paused", schedule_.pause, request.form["queue"], forms.until()),
-        "/resume": lambda: operations.on_queue("resumed", schedule_.resume, request.form["queue"]),
+        "/pause": lambda: operations.on_queue("paused", waiting_tasks.pause, request.form["queue"], forms.until()),
+        "/resume": lambda: operations.on_queue("resumed", waiting_tasks.resume, request.form["queue"]),
         "/orphans/replay": lambda: operations.replay(forms.marks()),
         "/orphans/remove": lambda: operations.remove(forms.marks()),
     }

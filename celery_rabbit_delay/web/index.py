@@ -14,7 +14,7 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 from ..operate.queue_names import QueueNames
-from ..schedule.amqp import waiting_tasks as schedule_
+from ..schedule.amqp import waiting_tasks
 from ..schedule.amqp.stream_consumer import StreamMessage
 from ..schedule.core import streams
 from ..schedule.core.changes import Pause
@@ -104,11 +104,11 @@ class Index:
         """Add a row for a record that is about one of the queues."""
         if record.number in self._rows or record.number >= NUMBERS or record.due > _LATEST:
             return  # a stream may have a record twice
-        headers = schedule_.headers_in(record)
+        headers = waiting_tasks.headers_in(record)
         fate = self._fates.of(record, self._now, lambda record: headers)
-        if fate in (None, Fate.MOVED) or not schedule_.concerns(headers, self._queues):
+        if fate in (None, Fate.MOVED) or not waiting_tasks.concerns(headers, self._queues):
             return
-        shown = schedule_.describe(record, headers, self._queues)
+        shown = waiting_tasks.describe(record, headers, self._queues)
         if record.due > self._until:
             self._later[_name(shown.queue)] += fate is Fate.WAITS
             return

@@ -21,7 +21,7 @@ from ..operate.queue_names import QueueNames
 from ..operate.replaying import Allowed
 from ..periodic.beat_status import BeatStatus
 from ..schedule.amqp import reschedule as reschedule_
-from ..schedule.amqp import waiting_tasks as schedule_
+from ..schedule.amqp import waiting_tasks
 from ..schedule.amqp.follower import Follower
 from ..schedule.amqp.waiting_tasks import utc_ms
 from ..schedule.core import journal, streams
@@ -98,7 +98,7 @@ class Operations:
             ids = dict.fromkeys(row.id for row in found if row.id)
             without_id = [(row.number, row.due) for row in found if not row.id]
             if found:
-                schedule_.cancel(connection, ids, without_id)
+                waiting_tasks.cancel(connection, ids, without_id)
                 self.indexer.catch_up(connection)
         return Done(len(ids) + len(without_id), "cancelled", refused)
 
@@ -109,7 +109,7 @@ class Operations:
             found, refused = self._found(numbers, is_cancelled=True)
             ids = dict.fromkeys(row.id for row in found if row.id)
             if ids:
-                schedule_.restore(connection, ids)
+                waiting_tasks.restore(connection, ids)
                 self.indexer.catch_up(connection)
                 stay, _ = self._found((row.number for row in found), is_cancelled=True)
                 refused += [f"{row.id} stays cancelled by a stamp" for row in stay]

@@ -11,7 +11,7 @@ from flask import Flask, Response, abort, render_template, request
 
 from ..delay.core import headers as headers_
 from ..delay.core.headers import Delivery, unwrap
-from ..schedule.amqp import waiting_tasks as schedule_
+from ..schedule.amqp import waiting_tasks
 from ..schedule.amqp.waiting_tasks import utc_ms
 from ..schedule.core.journal import Record
 from ..schedule.core.search import matching, parse
@@ -145,7 +145,7 @@ def _details(record: Record) -> dict[str, Any]:
 
     Raises `Unreadable`.
     """
-    message = schedule_.to_message(record)
+    message = waiting_tasks.to_message(record)
     headers = message.headers or {}
     state = headers_.read_state(headers)
     is_task = "task" in headers

@@ -12,8 +12,7 @@ import pytest
 
 from celery_rabbit_delay.delay.core.headers import HEADER
 from celery_rabbit_delay.schedule.amqp import reschedule as reschedule_
-from celery_rabbit_delay.schedule.amqp import stream_consumer
-from celery_rabbit_delay.schedule.amqp import waiting_tasks as schedule_
+from celery_rabbit_delay.schedule.amqp import stream_consumer, waiting_tasks
 from celery_rabbit_delay.schedule.amqp.waiting_tasks import write_changes
 from celery_rabbit_delay.schedule.core import changes, streams
 from celery_rabbit_delay.schedule.interceptor import known_to
@@ -41,7 +40,7 @@ def test_a_busy_consumer_gets_nothing_that_is_cancelled_after_many_others(vhost:
         with kombu.Consumer(consumer, [kombu.Queue("q", no_declare=True)], on_message=on_message, auto_declare=False):
             publish(publisher, 5, correlation_id="victim")
             write_changes(publisher, [next(changes.cancelled([f"other {n}"])) for n in range(300)])
-            schedule_.cancel(publisher, ["victim"])
+            waiting_tasks.cancel(publisher, ["victim"])
             publish(publisher, 6, "bell")
             take(publisher, "bell", 1)  # meanwhile the consumer is busy, and the victim arrives
             publish(publisher, 0.1, correlation_id="end")
@@ -61,7 +60,7 @@ def test_a_consumer_learns_of_changes_that_rabbitmq_does_not_send_any_more(
         assert take(consumer, "q", 1)
         followed.forget()
         publish(publisher, 3, correlation_id="victim")
-        schedule_.cancel(publisher, ["victim"])
+        waiting_tasks.cancel(publisher, ["victim"])
         publish(publisher, 3.5, correlation_id="end")
         assert [message.properties["correlation_id"] for message in take(consumer, "q", 1)] == ["end"]
 
@@ -89,7 +88,7 @@ def test_a_consumer_on_a_node_that_was_cut_off_learns_of_later_changes() -> None
         for number, consumer in enumerate(consumers):
             with Vhost(Broker(nodes[number]), "/").connection(journal=0, confirm_timeout=60) as publisher:
                 publish(publisher, 3, f"q{number}", correlation_id="victim")
-                schedule_.cancel(publisher, ["victim"])
+                waiting_tasks.cancel(publisher, ["victim"])
                 publish(publisher, 6, f"q{number}", correlation_id="end")
             assert [one.properties["correlation_id"] for one in take(consumer, f"q{number}", 1)] == ["end"]
 
@@ -103,11 +102,11 @@ def test_a_consumer_with_other_options_gets_nothing_that_was_cancelled_or_moved(
         publish(publisher, 8, correlation_id="cancelled")
         publish(publisher, 60, correlation_id="moved")
         publish(consumer, 9, correlation_id="of another publisher")
-        schedule_.cancel(publisher, ["cancelled"])
+        waiting_tasks.cancel(publisher, ["cancelled"])
         reschedule_.reschedule(publisher, "moved", datetime.now(timezone.utc) + timedelta(seconds=9))
         found = [message.properties["correlation_id"] for message in take(consumer, "q", 2)]
         publish(publisher, 3, correlation_id="cancelled later")
-        schedule_.cancel(publisher, ["cancelled later"])
+        waiting_tasks.cancel(publisher, ["cancelled later"])
         publish(publisher, 4, correlation_id="end")
         found += [message.properties["correlation_id"] for message in take(consumer, "q", 1)]
     assert Counter(found) == Counter(["of another publisher", "moved", "end"])
@@ -132,14 +131,14 @@ def test_a_made_up_cascade_is_not_created(vhost: Vhost) -> None:
 def test_a_worker_that_receives_nothing_learns_of_changes_after_it_lost_what_it_follows(vhost: Vhost, how: str) -> None:
     stream = streams.changes(vhost.cascade)
     with vhost.connection(journal=0) as publisher, vhost.connection(journal=0) as worker:
-        schedule_.cancel(publisher, ["before"])
+        waiting_tasks.cancel(publisher, ["before"])
         changes_, following = known_to[worker].changes, worker.connection.interceptor.following
         following.catch_up(stream, changes_.apply)
         if how == "connection":
             vhost.close_connections("celery-rabbit-delay follower")
         else:
             vhost.delete_queue(stream.name)
-        schedule_.cancel(publisher, ["after"])
+        waiting_tasks.cancel(publisher, ["after"])
 
         def has_learned() -> bool:
             following.keep_up(stream, changes_.apply, create=True)
@@ -160,7 +159,7 @@ def test_what_is_sent_after_its_id_or_stamp_was_cancelled_stays_cancelled_and_an
         publish(connection, 1, correlation_id="id", headers=headers)
         publish(connection, 2, correlation_id="end")
         assert [message.properties["correlation_id"] for message in take(connection, "q", 1)] == ["end"]
-        schedule_.restore(connection, ["id"])
+        waiting_tasks.restore(connection, ["id"])
         publish(connection, 1, correlation_id="id", headers=headers)
         publish(connection, 2, correlation_id="end")
         found = [message.properties["correlation_id"] for message in take(connection, "q", 2 if how == "id" else 1)]

@@ -6,7 +6,7 @@ import kombu
 import pytest
 
 from celery_rabbit_delay.delay.app.consumers import DelayedConsumer
-from celery_rabbit_delay.schedule.amqp import waiting_tasks as schedule_
+from celery_rabbit_delay.schedule.amqp import waiting_tasks
 from tests.kit.broker import Vhost, take
 from tests.kit.wait import wait_until
 
@@ -76,7 +76,7 @@ def test_a_connection_of_a_pool_drops_what_must_not_be_delivered(vhost: Vhost) -
             producer = connection.Producer()
             for name, delay in (("first", 3000), ("second", 1000), ("end", 4000)):
                 producer.publish(name, routing_key="q", headers={"x-delay": delay}, correlation_id=name)
-            schedule_.cancel(connection, ["first"])
+            waiting_tasks.cancel(connection, ["first"])
             assert [message.payload for message in take(connection, "q", 2)] == ["second", "end"]
     finally:
         pool.force_close_all()

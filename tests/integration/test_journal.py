@@ -10,7 +10,7 @@ import pytest
 
 from celery_rabbit_delay import CascadeMissing, MessageRefused, batch, scheduled
 from celery_rabbit_delay.delay.amqp.sender import settle
-from celery_rabbit_delay.schedule.amqp import waiting_tasks as schedule_
+from celery_rabbit_delay.schedule.amqp import waiting_tasks
 from celery_rabbit_delay.schedule.amqp.follower import Follower
 from celery_rabbit_delay.schedule.core import journal, streams
 from celery_rabbit_delay.schedule.interceptor import paused_of
@@ -154,7 +154,7 @@ def test_a_passive_publisher_sends_without_a_record_and_warns_once(
         for _ in range(3):
             publish(connection, 0.1)
         with pytest.raises(CascadeMissing, match=r"\.changes'.*run `celery -A APP delay setup`"):
-            schedule_.cancel(connection, ["a"])
+            waiting_tasks.cancel(connection, ["a"])
     assert len(vhost.take("q", 4)) == 4
     [warning] = [record.getMessage() for record in caplog.records]
     assert "`celery -A APP delay setup`" in warning

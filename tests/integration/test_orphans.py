@@ -15,7 +15,7 @@ from celery_rabbit_delay.delay.amqp import declare
 from celery_rabbit_delay.delay.core.destination import Destination
 from celery_rabbit_delay.delay.core.headers import HEADER
 from celery_rabbit_delay.operate.replaying import Allowed, look, replay
-from celery_rabbit_delay.schedule.amqp import waiting_tasks as schedule_
+from celery_rabbit_delay.schedule.amqp import waiting_tasks
 from tests.kit.broker import Vhost, ensure, lead, publish, take
 from tests.kit.commands import make_orphans
 from tests.kit.wait import wait_until
@@ -163,9 +163,9 @@ def test_a_replayed_orphan_that_waits_keeps_its_record(vhost: Vhost) -> None:
     vhost.declare("q")
     with vhost.connection(journal=0, **BY_ONE_LEVEL) as connection:
         led_into_nothing(vhost, connection, 17.56, 1, id="first")
-        [before] = list(schedule_.scheduled(connection))
+        [before] = list(waiting_tasks.scheduled(connection))
         assert [refused for _, refused in operate.replay(connection, 10, Allowed(None))] == [None]
-        [after] = list(schedule_.scheduled(connection))
+        [after] = list(waiting_tasks.scheduled(connection))
         assert after == before
         [message] = take(connection, "q", 1)
         assert message.headers["id"] == "first"

@@ -9,7 +9,7 @@ import pytest
 from celery_rabbit_delay import NotPermitted, Options
 from celery_rabbit_delay.delay.core.destination import Destination
 from celery_rabbit_delay.operate.all_parts import Topology
-from celery_rabbit_delay.schedule.amqp import waiting_tasks as schedule_
+from celery_rabbit_delay.schedule.amqp import waiting_tasks
 from celery_rabbit_delay.schedule.core import streams
 from celery_rabbit_delay.schedule.interceptor import known_to
 from tests.kit.abilities import Ability
@@ -97,7 +97,7 @@ def test_an_error_names_the_permission_that_an_operator_lacks(vhost: Vhost, lack
 def test_a_worker_learns_what_is_cancelled(vhost: Vhost) -> None:
     assert run(vhost.url("amqp"), "setup").code == 0
     with vhost.connection() as connection:
-        schedule_.cancel(connection, ["before"])
+        waiting_tasks.cancel(connection, ["before"])
     for who, declare in (("worker", "auto"), ('worker, `declare="passive"`', "passive")):
         permissions = documented(who)
         for lacking in (None, "read"):
@@ -119,7 +119,7 @@ def test_a_worker_creates_the_streams_that_it_reads(vhost: Vhost) -> None:
     told: list[bytes] = []
     with vhost.connection(vhost.user(**documented("worker"))) as connection:
         connection.connection.interceptor.following.catch_up(stream, told.append)
-        schedule_.cancel(connection, ["later"])
+        waiting_tasks.cancel(connection, ["later"])
         wait_to_learn(connection, lambda: len(told) == 2)  # the first message of a stream, and what is cancelled
 
 

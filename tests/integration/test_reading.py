@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from celery_rabbit_delay import CascadeConflict, NotPermitted
-from celery_rabbit_delay.schedule.amqp import waiting_tasks as schedule_
+from celery_rabbit_delay.schedule.amqp import waiting_tasks
 from celery_rabbit_delay.schedule.amqp.create_streams import bind_stream, make_streams
 from celery_rabbit_delay.schedule.amqp.follower import Follower
 from celery_rabbit_delay.schedule.core import streams
@@ -20,7 +20,7 @@ RECORDED: dict[str, Any] = {"journal": 0}
 
 def listed(vhost: Vhost, **options: Any) -> list[str]:
     with vhost.connection(**options) as connection:
-        return [waiting.id for waiting in schedule_.scheduled(connection)]
+        return [waiting.id for waiting in waiting_tasks.scheduled(connection)]
 
 
 def test_a_task_that_was_just_sent_is_in_the_list_and_one_that_was_just_cancelled_is_not(vhost: Vhost) -> None:
@@ -30,7 +30,7 @@ def test_a_task_that_was_just_sent_is_in_the_list_and_one_that_was_just_cancelle
         for number in range(10):
             publish(connection, 60, correlation_id=str(number))
             assert listed(vhost) == ["stays", str(number)]
-            schedule_.cancel(connection, [str(number)])
+            waiting_tasks.cancel(connection, [str(number)])
             assert listed(vhost) == ["stays"]
 
 
@@ -39,7 +39,7 @@ def test_a_user_with_read_permission_alone_lists_and_leaves_nothing(vhost: Vhost
     user = vhost.user("^$", "^$", ".*")
     with vhost.connection(**RECORDED) as connection:
         publish(connection, 60, correlation_id="a")
-        schedule_.cancel(connection, ["b"])
+        waiting_tasks.cancel(connection, ["b"])
 
         def written() -> dict[str, int | None]:
             with Follower(connection) as reader:
@@ -72,8 +72,8 @@ def test_streams_that_are_empty_are_read_at_once(vhost: Vhost) -> None:
 def test_apps_that_keep_cancellations_for_other_times_are_told_what_to_do(vhost: Vhost) -> None:
     year = 365 * 24 * 3600
     with vhost.connection() as usual, vhost.connection(max_delay=year / 12) as short:
-        schedule_.cancel(usual, ["a"])
-        schedule_.cancel(short, ["b"])
+        waiting_tasks.cancel(usual, ["a"])
+        waiting_tasks.cancel(short, ["b"])
     with (
         vhost.connection(max_delay=3 * year) as long,
         pytest.raises(CascadeConflict, match="give apps with the same prefix the same `max_delay`"),

@@ -29,9 +29,8 @@ from celery_rabbit_delay import (
 )
 from celery_rabbit_delay.cli.groups import standalone
 from celery_rabbit_delay.delay.core.headers import HEADER
-from celery_rabbit_delay.schedule.amqp import reschedule
+from celery_rabbit_delay.schedule.amqp import reschedule, waiting_tasks
 from celery_rabbit_delay.schedule.amqp import reschedule as reschedule_
-from celery_rabbit_delay.schedule.amqp import waiting_tasks as schedule_
 from celery_rabbit_delay.schedule.core import journal, streams
 from celery_rabbit_delay.schedule.core.journal import Record
 from tests.kit.broker import Vhost, lead, publish, take
@@ -49,7 +48,7 @@ RECORDED: dict[str, Any] = {"journal": 0}
 
 def listed(vhost: Vhost, **filters: Any) -> list[Scheduled]:
     with vhost.connection() as connection:
-        return list(schedule_.scheduled(connection, **filters))
+        return list(waiting_tasks.scheduled(connection, **filters))
 
 
 def ids(vhost: Vhost, **filters: Any) -> list[str]:
@@ -180,13 +179,13 @@ def test_what_somebody_made_up_is_reported_and_hides_nothing_else(vhost: Vhost) 
     vhost.declare("q")
     reports: list[str] = []
     with vhost.connection(**RECORDED) as connection:
-        schedule_.cancel(connection, ["another"])
+        waiting_tasks.cancel(connection, ["another"])
         publish(connection, 60, correlation_id="first")
         forge(connection)
         publish(connection, 90, correlation_id="second")
-        shown = list(schedule_.scheduled(connection, report=reports.append))
+        shown = list(waiting_tasks.scheduled(connection, report=reports.append))
         assert [one.id for one in shown] == ["first", "second"]
-        assert [one.id for one in schedule_.scheduled(connection, limit=1)] == ["first"]
+        assert [one.id for one in waiting_tasks.scheduled(connection, limit=1)] == ["first"]
         streams = [re.search(r"\.(changes|journal.600)'", report) for report in reports]
         assert [found and found[1] for found in streams] == ["changes"] * 3 + ["journal.600", None]
         reschedule_.reschedule(connection, "second", datetime.now(timezone.utc) + timedelta(seconds=30))
@@ -240,9 +239,9 @@ def test_what_somebody_made_up_stops_no_consumer(vhost: Vhost, caplog: pytest.Lo
 
 def test_a_cancel_is_one_round_trip(vhost: Vhost) -> None:
     with vhost.connection() as connection:
-        schedule_.cancel(connection, ["creates the stream"])
+        waiting_tasks.cancel(connection, ["creates the stream"])
         with frames(connection) as (_, answers):
-            schedule_.cancel(connection, ["a", "b"])
+            waiting_tasks.cancel(connection, ["a", "b"])
         assert set(answers) == {spec.Basic.Ack}  # of the ids and of the note: neither waits for the other
 
 
@@ -296,7 +295,7 @@ def test_a_cancelled_message_is_not_delivered_to_a_plain_consumer(vhost: Vhost, 
         for id_ in ("a", "b"):
             named: dict[str, Any] = {"headers": {"id": id_}} if where == "id" else {where: id_}
             publish(connection, 8, **named)
-        schedule_.cancel(connection, ["a"])
+        waiting_tasks.cancel(connection, ["a"])
         [message] = take(connection, "q", 1)
         assert {**message.headers, **message.properties}[where] == "b"
     assert vhost.count("q") == 0
@@ -430,7 +429,7 @@ def test_what_waits_in_a_cascade_of_another_tick_is_listed_moved_and_cancelled(v
     with vhost.connection(journal=60) as connection:
         assert sorted(ids(vhost)) == ["a", "b", "c"]
         now = datetime.now(timezone.utc)
-        schedule_.cancel(connection, ["b"])
+        waiting_tasks.cancel(connection, ["b"])
         reschedule_.reschedule(connection, "c", now + timedelta(seconds=18))
         reschedule_.reschedule(connection, "a", now)
         assert ids(vhost) == ["c"]
@@ -558,7 +557,7 @@ def test_setup_creates_the_streams_for_passive_publishers_and_teardown_deletes_t
     with vhost.connection(**RECORDED, declare="passive") as connection:
         publish(connection, 60, correlation_id="a")
         publish(connection, 60, correlation_id="b")
-        schedule_.cancel(connection, ["a"])
+        waiting_tasks.cancel(connection, ["a"])
     assert ids(vhost) == ["b"]
     assert "celery-rabbit-delay.v3.changes" in run(url, "status", "--json").out
     found = {stream["queue"]: stream["messages"] for stream in json.loads(run(url, "status", "--json").out)["streams"]}

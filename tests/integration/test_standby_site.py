@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from celery_rabbit_delay.schedule.amqp import waiting_tasks as schedule_
+from celery_rabbit_delay.schedule.amqp import waiting_tasks
 from tests.kit.broker import Broker, Vhost, publish, take
 from tests.kit.commands import CASCADE, QUICKLY, run
 from tests.kit.node import Node
@@ -57,7 +57,7 @@ def test_a_second_site_has_every_delayed_task_and_every_cancellation_and_so_has_
         with first.connection() as connection:
             for name, delay in (("round", 20), ("arbitrary", 21.23), ("cancelled", 22), ("soon", 0.5)):
                 publish(connection, delay, headers={"id": name, "task": "t"})
-            schedule_.cancel(connection, ["cancelled"])
+            waiting_tasks.cancel(connection, ["cancelled"])
         wait_until(lambda: sum(second.waiting().values()) == 3, "the second site has what waits")
         assert received(first, 1) == ["soon"]
         one.kill()

@@ -6,7 +6,7 @@ import pytest
 
 from celery_rabbit_delay import Options
 from celery_rabbit_delay.delay.core.destination import Destination
-from celery_rabbit_delay.schedule.amqp import waiting_tasks as schedule_
+from celery_rabbit_delay.schedule.amqp import waiting_tasks
 from tests.kit.broker import QUICK, REFUSING, Vhost, publish, take
 from tests.kit.commands import CASCADE, make_orphans, management, run
 from tests.kit.wait import wait_until
@@ -23,7 +23,7 @@ def test_a_prefix_drains_beside_its_successor_and_is_then_deleted(vhost: Vhost) 
         for id_ in ("runs", "cancelled"):
             publish(old, 3, correlation_id=id_)
         publish(new, 4, correlation_id="of the new one")
-        schedule_.cancel(old, ["cancelled"])
+        waiting_tasks.cancel(old, ["cancelled"])
         arrived = [message.properties["correlation_id"] for message in take(new, "q", 2)]
     assert arrived == ["runs", "of the new one"]
     wait_until(lambda: run(url, "status", *management(vhost)).out.startswith("0 wait"), "nothing waits there")

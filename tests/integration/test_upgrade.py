@@ -14,7 +14,7 @@ import kombu
 import pytest
 
 from celery_rabbit_delay.schedule.amqp import reschedule as reschedule_
-from celery_rabbit_delay.schedule.amqp import waiting_tasks as schedule_
+from celery_rabbit_delay.schedule.amqp import waiting_tasks
 from tests.kit.broker import Vhost, lead, own_node, publish, take
 from tests.kit.commands import run
 from tests.kit.node import find_release
@@ -76,7 +76,7 @@ def test_what_waits_orphaned_cancelled_or_moved_is_so_after_an_upgrade_in_place(
             send(connection, id_, delay)
         for id_ in ("long", "dropped later"):
             send(connection, id_, 3000)
-        schedule_.cancel(connection, ["dropped"])
+        waiting_tasks.cancel(connection, ["dropped"])
         move(connection, "moved", 55)
     wait_until(lambda: old.count(old.cascade.orphans) == 1, "it is an orphan")
 
@@ -86,15 +86,15 @@ def test_what_waits_orphaned_cancelled_or_moved_is_so_after_an_upgrade_in_place(
     assert old.count(old.cascade.orphans) == 1
     wait_until(lambda: time.time() > due["orphan"], "the orphan is due, and so listed no more")
     with old.connection(**OPTIONS) as connection:
-        listed = {one.id for one in schedule_.scheduled(connection)}
+        listed = {one.id for one in waiting_tasks.scheduled(connection)}
         assert {"long", "dropped later"} <= listed <= due.keys() - {"dropped", "orphan"}
-        schedule_.cancel(connection, ["dropped later"])
+        waiting_tasks.cancel(connection, ["dropped later"])
         move(connection, "long", 5)
         connection.connection.interceptor.learn()
         came = received(connection, 4)
         assert came.keys() == {"round", "arbitrary", "long", "moved"}
         assert [id_ for id_, at in came.items() if at < due[id_]] == []
-        assert {one.id for one in schedule_.scheduled(connection)} == set()
+        assert {one.id for one in waiting_tasks.scheduled(connection)} == set()
     old.declare("gone")
     assert run(old.url("amqp"), "--queue", "gone", "orphans", "replay", options=COMMAND).code == 0
     assert len(old.take("gone", 1)) == 1

@@ -21,7 +21,7 @@ from amqp import Message
 
 from celery_rabbit_delay.delay.amqp.sender import settle
 from celery_rabbit_delay.schedule.amqp import reschedule as reschedule_
-from celery_rabbit_delay.schedule.amqp import waiting_tasks as schedule_
+from celery_rabbit_delay.schedule.amqp import waiting_tasks
 from celery_rabbit_delay.schedule.amqp.waiting_tasks import write_changes
 from celery_rabbit_delay.schedule.core import changes, journal, streams
 from celery_rabbit_delay.schedule.interceptor import paused_of
@@ -135,7 +135,7 @@ def test_tasks_are_cancelled_moved_and_run_alone_and_together(vhost: Vhost, make
     assert "1 cancelled" in site.post("/cancel", number=numbers[0])
     assert ids[0] not in site.ask("/").text
     assert "2 moved to" in site.post("/reschedule", number=numbers[1:3], delay="in 1 minute")
-    rows = {row.id: row.due for row in schedule_.scheduled(app.connection_for_write())}
+    rows = {row.id: row.due for row in waiting_tasks.scheduled(app.connection_for_write())}
     assert rows[ids[1]] < rows[ids[3]]
     assert "1 due at once" in site.post("/run-now", number=numbers[3])
     [message] = vhost.take("celery", 1)
@@ -184,7 +184,7 @@ def test_a_message_without_an_id_is_cancelled(vhost: Vhost, serve: Serve) -> Non
         wait_until(lambda: len(site.numbers("/")) == 1, "it is shown")
         assert "1 cancelled" in site.post("/cancel", number=site.numbers("/"))
         assert site.numbers("/") == []
-        assert list(schedule_.scheduled(connection)) == []
+        assert list(waiting_tasks.scheduled(connection)) == []
 
 
 def test_what_another_has_moved_meanwhile_is_not_moved_again(vhost: Vhost, serve: Serve) -> None:
@@ -198,7 +198,7 @@ def test_what_another_has_moved_meanwhile_is_not_moved_again(vhost: Vhost, serve
         site.ask("/run-now", {"token": token, "number": number})
         shows(site, "mine")
         assert vhost.count("q") == 0
-        assert [waiting.id for waiting in schedule_.scheduled(connection)] == ["mine"]
+        assert [waiting.id for waiting in waiting_tasks.scheduled(connection)] == ["mine"]
 
 
 def test_the_index_begins_anew_when_somebody_deletes_a_stream(vhost: Vhost, serve: Serve) -> None:
@@ -355,7 +355,7 @@ def test_a_read_only_page_changes_nothing(vhost: Vhost, serve: Serve) -> None:
             answer = site.ask(path, {"token": token, "number": number, "delay": "in 1 minute", "all": "1"})
             assert answer.status == 403, path
             assert "--read-only" in answer.text
-        assert [waiting.id for waiting in schedule_.scheduled(connection)] == ["mine"]
+        assert [waiting.id for waiting in waiting_tasks.scheduled(connection)] == ["mine"]
 
 
 def test_metrics_are_printed_once(vhost: Vhost) -> None:
@@ -363,7 +363,7 @@ def test_metrics_are_printed_once(vhost: Vhost) -> None:
     with vhost.connection(**RECORDED) as connection:
         publish(connection, 60, "a")
         publish(connection, 90, "b")
-        schedule_.cancel(connection, ["b"])
+        waiting_tasks.cancel(connection, ["b"])
     for command in ("pause", "q"), ("pause", "resumed"), ("resume", "resumed"):
         assert run(vhost.url("amqp"), *command).code == 0
 

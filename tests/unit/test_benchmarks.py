@@ -142,8 +142,10 @@ def test_the_page_says_what_a_cancelled_id_costs_a_worker_that_starts() -> None:
         each = [one["100,000 ids"][what]["median"] - one["no id"][what]["median"] for one in starts]
         return float(sum(each) / len(each) / 100_000)
 
-    [shown] = re.findall(r"(\d+) bytes of memory and \[(\d+) µs\]", (DOCS / "sizing.md").read_text())
-    assert [*map(int, shown)] == pytest.approx([more("bytes"), 1e6 * more("cpu")], abs=1)
+    said = r"(\d+) bytes of memory, \[(\d+) µs\]\S+ of CPU and ([\d.]+) ms"
+    [(memory, cpu, takes)] = re.findall(said, (DOCS / "sizing.md").read_text())
+    assert [int(memory), int(cpu)] == pytest.approx([more("bytes"), 1e6 * more("cpu")], abs=1)
+    assert float(takes) == pytest.approx(1000 * more("seconds"), abs=0.05)
 
 
 def test_the_calculation_of_the_cpu_fits_what_was_measured() -> None:

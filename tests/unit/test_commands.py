@@ -26,7 +26,7 @@ from celery_rabbit_delay.cli.target import handle_errors
 from celery_rabbit_delay.operate import Orphan, Status, broker_connection
 from celery_rabbit_delay.operate.status import LevelStatus
 from celery_rabbit_delay.periodic.beat_status import BeatStatus
-from celery_rabbit_delay.schedule.amqp import waiting_tasks as schedule_
+from celery_rabbit_delay.schedule.amqp import waiting_tasks
 from celery_rabbit_delay.schedule.amqp.waiting_tasks import Scheduled
 from tests.kit.commands import PROGRAM, closed_pipe
 
@@ -258,7 +258,7 @@ def terminal(monkeypatch: pytest.MonkeyPatch, berlin: None) -> None:
 def waiting(away: None, monkeypatch: pytest.MonkeyPatch) -> list[Scheduled]:
     found = [WAITS]
     monkeypatch.setattr(operate, "require", lambda *args, **kwargs: None)
-    monkeypatch.setattr(schedule_, "scheduled", lambda *arguments, **more: iter(found))
+    monkeypatch.setattr(waiting_tasks, "scheduled", lambda *arguments, **more: iter(found))
     return found
 
 

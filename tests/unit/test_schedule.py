@@ -20,7 +20,7 @@ from celery_rabbit_delay.cli.groups import standalone
 from celery_rabbit_delay.delay.core import headers
 from celery_rabbit_delay.operate import broker_connection
 from celery_rabbit_delay.operate.queue_names import QueueNames
-from celery_rabbit_delay.schedule.amqp import waiting_tasks as schedule_
+from celery_rabbit_delay.schedule.amqp import waiting_tasks
 from celery_rabbit_delay.schedule.amqp.waiting_tasks import Scheduled, describe
 from celery_rabbit_delay.schedule.core.journal import Record
 from celery_rabbit_delay.schedule.core.new_due_time import due_at
@@ -58,7 +58,7 @@ def test_what_a_record_says_is_shown() -> None:
 def test_the_soonest_records_are_kept_one_of_a_message_that_was_published_again() -> None:
     numbers = {3: (30, "c"), 1: (10, "a"), 2: (10, "a"), 4: (20, ""), 5: (20, ""), 6: (20, "a")}
     for limit, kept in ((None, [1, 4, 5, 6, 3]), (2, [1, 4])):
-        soonest = schedule_.Soonest(limit)
+        soonest = waiting_tasks.Soonest(limit)
         for number, (due, id_) in numbers.items():
             record = RECORD._replace(due=due, number=number, id=id_)
             if soonest.wants(record):
@@ -83,7 +83,7 @@ def test_whatever_somebody_made_up_is_shown_or_is_unreadable(record: Record, for
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(broker_connection, "connected", nullcontext)
         patch.setattr(operate, "require", lambda *args, **options: None)
-        patch.setattr(schedule_, "scheduled", lambda *args, **options: iter([found]))
+        patch.setattr(waiting_tasks, "scheduled", lambda *args, **options: iter([found]))
         plain, data = (CliRunner().invoke(standalone, ["-b", "amqp://", "list", *more]) for more in ([], ["--json"]))
     assert plain.stdout.rstrip("\n").isprintable()
     assert json.loads(data.stdout)["retries"] == found.retries

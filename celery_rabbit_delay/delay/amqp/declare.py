@@ -150,9 +150,9 @@ def missing(channel: Channel, cascade: Cascade) -> Iterator[str]:
     """
     parts = [(exchange_exists, exchange.name) for exchange in cascade.exchanges()]
     parts += [(queue_exists, queue.name) for queue in cascade.queues()]
-    for exists, name in parts:
+    for is_there, name in parts:
         with suppress(AccessRefused):
-            if not exists(channel, name):
+            if not is_there(channel, name):
                 yield name
 
 

@@ -236,7 +236,8 @@ class UserConnection(LimitedConnection):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        #: Exchanges and routing keys that lasting queues were bound with on this connection.
+        #: Exchanges and routing keys that lasting queues were bound with on this connection. Kombu may bind them just
+        #: before it publishes.
         self.bound: set[tuple[str, str]] = set()
         self._senders: dict[int, Sender] = {}  # by the id of their process
         #: Makes an event loop read what came with an answer: its data may show nowhere that there is more to read.

@@ -19,7 +19,7 @@ from ...operate.broker_connection import closing, ensure_connection
 from ...operate.queue_names import QueueNames
 from ...operate.replaying import Allowed
 from ..amqp import reschedule as amqp_reschedule
-from ..amqp import waiting_tasks as schedule
+from ..amqp import waiting_tasks
 from ..amqp.waiting_tasks import Scheduled
 from ..core.new_due_time import due_at
 
@@ -46,7 +46,7 @@ def scheduled(
     """
     with _connected(app) as connection:
         names = QueueNames(queues_of(app), only=not any_queue)
-        return schedule.scheduled(connection, task, queue, until, limit, names)
+        return waiting_tasks.scheduled(connection, task, queue, until, limit, names)
 
 
 def find(app: Celery, id: str | UUID) -> Scheduled | None:  # noqa: A002
@@ -56,7 +56,7 @@ def find(app: Celery, id: str | UUID) -> Scheduled | None:  # noqa: A002
     """
     text, any_queue = _text_of(id), QueueNames(queues_of(app))
     with _connected(app) as connection:
-        return next(schedule.scheduled(connection, limit=1, queues=any_queue, id_=text), None)
+        return next(waiting_tasks.scheduled(connection, limit=1, queues=any_queue, id_=text), None)
 
 
 def cancel(app: Celery, *ids: str | UUID) -> None:
@@ -67,7 +67,7 @@ def cancel(app: Celery, *ids: str | UUID) -> None:
 
     Raises `CascadeMissing` with `declare="passive"`, `NotPermitted`; `UnsupportedConfiguration` without `install`.
     """
-    _tell(app, schedule.cancel, ids)
+    _tell(app, waiting_tasks.cancel, ids)
 
 
 def restore(app: Celery, *ids: str | UUID) -> None:
@@ -75,7 +75,7 @@ def restore(app: Celery, *ids: str | UUID) -> None:
 
     What a worker has discarded meanwhile is gone. A stamp stays cancelled. Returns and raises as `cancel`.
     """
-    _tell(app, schedule.restore, ids)
+    _tell(app, waiting_tasks.restore, ids)
 
 
 def reschedule(
@@ -114,14 +114,14 @@ def pause(app: Celery, queue: str, until: datetime | str | None = None, *, any_q
     """
     _check_name(queue)
     names = QueueNames(queues_of(app), only=not any_queue)
-    _write(app, lambda connection: schedule.pause(connection, queue, names, until))
+    _write(app, lambda connection: waiting_tasks.pause(connection, queue, names, until))
 
 
 def resume(app: Celery, queue: str, *, any_queue: bool = False) -> None:
     """End the pause of a queue, if it is paused. Raises the errors of `pause`."""
     _check_name(queue)
     names = QueueNames(queues_of(app), only=not any_queue)
-    _write(app, lambda connection: schedule.resume(connection, queue, names))
+    _write(app, lambda connection: waiting_tasks.resume(connection, queue, names))
 
 
 def paused(app: Celery, *, any_queue: bool = False) -> dict[str, datetime | None]:
@@ -130,7 +130,7 @@ def paused(app: Celery, *, any_queue: bool = False) -> dict[str, datetime | None
     Raises the errors of `scheduled`.
     """
     with _connected(app) as connection:
-        found = schedule.paused(connection, QueueNames(queues_of(app), only=not any_queue))
+        found = waiting_tasks.paused(connection, QueueNames(queues_of(app), only=not any_queue))
     return {one.queue: one.end for one in found}
 
 

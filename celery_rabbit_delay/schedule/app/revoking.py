@@ -78,7 +78,8 @@ def store_revoke(app: Celery, command: str, arguments: Mapping[str, Any]) -> Non
 class FollowChanges(bootsteps.StartStopStep):  # type: ignore[misc]
     """Reads what was cancelled, moved or paused before a worker takes its first task, and follows further changes.
 
-    Celery consumes tasks only after all its steps have started. The state of this step outlives the connection.
+    Celery consumes tasks only after all its steps have started, and discards what was cancelled. The state of this step
+    outlives the connection.
     """
 
     requires = ("celery.worker.consumer.connection:Connection",)
