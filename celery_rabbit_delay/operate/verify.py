@@ -18,6 +18,7 @@ from ..delay.amqp.confirms import ConfirmedChannel
 from ..delay.core.destination import Destination
 from ..delay.core.levels import Level, Route
 from ..delay.core.options import Options
+from ..delay.core.routing_key import SENTINEL
 from ..delay.core.topology import Binding, Cascade, Exchange, Queue, Stream
 from .addresses import outbox_of
 from .all_parts import Topology
@@ -158,7 +159,13 @@ def unexpected(bindings: Iterable[Binding], cascades: Iterable[Cascade], streams
         for binding in sorted(set(bindings) - topology.bindings.keys())
         if binding.source in own
         and not (binding.source in leading and _leads_to_its_address(binding, leading[binding.source]))
+        and binding.destination not in {_stream(cascade, binding.routing_key) for cascade in cascades}
     ]
+
+
+def _stream(cascade: Cascade, routing_key: str) -> str:
+    """Return the name of the stream that a routing key leads to: who looks may not know that others have a schedule."""
+    return f"{cascade.streams_root}.{routing_key.removeprefix(f'{SENTINEL}.')}"
 
 
 def _leads_to_its_address(binding: Binding, cascade: Cascade) -> bool:

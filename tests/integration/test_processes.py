@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from celery_rabbit_delay.delay.amqp import sender
 from celery_rabbit_delay.delay.amqp.sender import Turn
 from celery_rabbit_delay.schedule.amqp.create_streams import make_streams
 from celery_rabbit_delay.schedule.core import streams
@@ -50,6 +51,17 @@ def in_threads(amount: int, work: Callable[[int], None]) -> None:
 
 def payloads(vhost: Vhost, amount: int) -> list[int]:
     return sorted(message.payload[0][0] for message in vhost.take("celery", amount, DECLARED_TWICE))
+
+
+def test_a_process_that_is_forked_from_an_event_loop_has_no_event_loop_to_serve() -> None:
+    def work(number: int) -> None:
+        assert sender._this_thread.patience == {0: None, 1: 3}[number]
+
+    sender.limit_this_thread(3)
+    try:
+        in_children(1, work)
+    finally:
+        sender.limit_this_thread(None)
 
 
 def test_many_threads_publish_delayed_tasks(vhost: Vhost, make_app: MakeApp) -> None:

@@ -21,6 +21,7 @@ import threading
 import time
 import weakref
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from amqp import Message
@@ -58,8 +59,14 @@ _this_thread = _Thread()
 
 
 def limit_this_thread(seconds: float | None) -> None:
-    """Let calls in this thread wait for the broker for so long at most: its event loop has heartbeats to send."""
+    """Let calls in this thread wait for the broker for so long at most: its event loop has heartbeats to send.
+
+    A process that is forked from an event loop, as those of a pool are that replace others, has none.
+    """
     _this_thread.patience = seconds
+
+
+os.register_at_fork(after_in_child=partial(limit_this_thread, None))
 
 
 class Sender:
