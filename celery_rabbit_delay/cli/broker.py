@@ -15,7 +15,7 @@ from .target import BrokerTarget, Target, handle_errors, management_of, pass_tar
 @click.command()
 @pass_target
 def setup(target: Target) -> None:
-    """Create missing parts of the cascade, with streams, and bind it to the app's queues. Running it again is safe.
+    """Create missing parts of the cascade, with streams, and outboxes of the app's queues. Running it again is safe.
 
     For a broker named with --broker, and for an app with declare="passive", it also creates for each queue the outboxes
     of the option `outboxes`. Other publishers create these when they first need them.
@@ -59,8 +59,8 @@ def export(target: Target, kind: str) -> None:
     """Print what `setup` creates, for other tools. Does not contact the broker.
 
     `definitions` is for `rabbitmqctl import_definitions`, `terraform` (JSON, for a file `delays.tf.json`) for the
-    provider cyrilgdn/rabbitmq. The output does not include bindings to the queues of the app, because these queues may
-    not exist yet, nor their outboxes, which publishers create when they need them.
+    provider cyrilgdn/rabbitmq. The output does not include the outboxes of the app's queues, which publishers
+    create when they need them.
     """
     with handle_errors():
         connection = target.connection()

@@ -63,7 +63,7 @@ class _Standalone(Group):
     metavar="NAME",
     multiple=True,
     callback=check_names,
-    help="Treat this queue as one of the app's: setup binds it, replay may send to it. May be repeated.",
+    help="Treat this queue as one of the app's: setup creates its outboxes, replay may send to it. May be repeated.",
 )
 @click.pass_context
 def standalone(ctx: click.Context, /, broker: str | None, queues: tuple[str, ...], **options: Any) -> None:

@@ -14,7 +14,7 @@ from .parameters import any_queue_option, json_option, limit_option, other_queue
 from .target import Target, pass_target
 
 
-@click.group(short_help="Handle tasks that could not be delivered.")
+@click.group(short_help="Handle tasks whose outbox was deleted.")
 def orphans() -> None:
     """List, replay or purge orphans: tasks whose outbox was deleted while they passed levels."""
 

@@ -37,7 +37,7 @@ RUNBOOK = "https://github.com/celery-rabbit-delay/celery-rabbit-delay/blob/main/
 def status(
     target: Target, management_url: str | None, any_queue: bool, levels: bool, as_json: bool, watch: bool
 ) -> None:
-    """Show how many messages of all apps with the same prefix wait, and how many could not be delivered.
+    """Show how many messages of all apps with the same prefix wait, and how many are orphans.
 
     --management-url shows all outboxes; AMQP shows those of the queues of the app, with the delays of --outboxes.
 

@@ -1,4 +1,4 @@
-"""Lists, replays and removes orphans: messages that could not be delivered when they were due."""
+"""Lists, replays and removes orphans: messages whose outbox was deleted while they waited in levels."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .queue_names import QueueNames
 
 
 class Orphan(NamedTuple):
-    """A message that could not be delivered when it was due, with its destination."""
+    """A message whose outbox was deleted, with its destination."""
 
     exchange: str
     routing_key: str

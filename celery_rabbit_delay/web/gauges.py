@@ -60,7 +60,7 @@ def _of_the_broker(status: Status) -> Iterator[Gauge]:
         [(one.queue, one.destination, _seconds(one.delay), one.ready) for one in status.outboxes],
     )
     yield _gauge("missing_levels", "Levels that do not exist.", len(status.missing))
-    yield _gauge("orphans", "Messages that could not be delivered when they were due.", status.orphans or 0)
+    yield _gauge("orphans", "Messages whose outbox was deleted.", status.orphans or 0)
     if status.held_up is not None:  # AMQP does not show this
         yield _gauge("blocked_levels", "Levels that cannot forward their due messages.", len(status.blocked))
         stuck = sum(one.stuck for one in status.held_up if one.is_stuck)  # others may be on their way
