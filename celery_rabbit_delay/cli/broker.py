@@ -139,7 +139,10 @@ def teardown(target: Target, delete_messages: bool, with_beat: bool, management_
         done = "is deleted" if with_beat else "stays, --beat deletes it"
         click.echo(escape(f"the queue {name!r} with the last runs and written entries of beat {done}"))
     if deleted.keeps_streams:
-        click.echo("streams stay, for another cascade of this prefix leads to them")
+        click.echo(
+            "streams stay: another cascade of this prefix leads to them, or the app has no schedule any more (then run "
+            "`celery-rabbit-delay --broker URL teardown`)"
+        )
     if not deleted.amount and not deleted.kept:
         click.echo("there is no such cascade")
         return

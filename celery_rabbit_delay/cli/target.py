@@ -136,6 +136,10 @@ class AppTarget(Target):
 
     def __init__(self, app: Any) -> None:
         self.app = app
+        try:
+            app.loader.import_default_modules()  # as a worker does: tasks may name queues
+        except Exception as exc:
+            raise click.ClickException(escape(f"a module of the app cannot be imported: {exc!r}")) from exc
 
     def connection(self, recorded: bool = False) -> kombu.Connection:
         urls = self.app.conf.broker_write_url or ""

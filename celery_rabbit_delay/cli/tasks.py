@@ -38,12 +38,19 @@ _FILTERS = ("task", "only_queue", "until", "search")
 _HEADINGS = f"{'DUE':<24}  {'QUEUE':<20}  TASK\n  {'ID':<36}  ARGUMENTS"
 
 
+def _words(text: str) -> list[str]:
+    words = parse(text)
+    if not words:  # such as of a variable of the shell that is not set: all would be selected
+        raise click.BadParameter("it has no word")
+    return words
+
+
 def _filters(command: F) -> F:
     for option in (
         click.option(
             "--search",
             metavar="WORDS",
-            callback=lambda ctx, param, value: value and parse(value),
+            callback=lambda ctx, param, value: value if value is None else _words(value),
             help="Select tasks with all of these words in their id, name, queue or arguments.",
         ),
         click.option(
@@ -239,9 +246,11 @@ def _move(
             click.echo(f"due {format_time(due)}")
             return
         found: set[object] = set()
+        left = len(set(ids))
         if not ids:
-            listed = _found(target, connection, problems.append, any_queue=any_queue, **filters)
+            listed = list(_found(target, connection, problems.append, any_queue=any_queue, **filters))
             found = {(one.id, milliseconds(one.due)) if one.id else one.number for one in listed}
+            left = len({one.id or one.number for one in listed})
             tasks = counted(len(found), "tasks")
             _ask(f"{past}: run {tasks} now?" if past else f"Make {tasks} due {format_time(due)}?", found, yes)
             due = max(due, due_at(eta, countdown, datetime.now(timezone.utc)))  # the answer took its time
@@ -249,6 +258,7 @@ def _move(
         moving = reschedule_.reschedule_all(connection, ids, found, due, allowed)
         with until_interrupted(moving) as (results, is_interrupted):
             for _, refused in results:
+                left -= 1
                 if refused:
                     problems.append(str(refused))
                 else:
@@ -257,6 +267,8 @@ def _move(
     if is_interrupted():
         click.echo("interrupted: run this again to move the others", err=True)
         raise SystemExit(EXIT_INTERRUPTED)
+    if left:
+        problems.append(f"{counted(left, 'tasks')} of those that were listed wait no more")
     _report(problems)
 
 

@@ -41,7 +41,7 @@ class Deleted(NamedTuple):
 
     amount: int  # of exchanges and queues
     kept: list[str]  # outboxes
-    keeps_streams: bool  # because other cascades of the prefix lead to them
+    keeps_streams: bool  # because other cascades of the prefix lead to them, or the options know no schedule
 
 
 def setup(
@@ -172,11 +172,14 @@ def _delete_markers(connection: kombu.Connection) -> None:
 
 
 def _delete_streams(connection: kombu.Connection) -> int | None:
-    """Delete the streams of the prefix, unless another cascade leads to them; return what was deleted, or None."""
+    """Delete the streams of the prefix, unless another cascade leads to them; return what was deleted, or None.
+
+    Also None if there are streams of which the options say nothing.
+    """
     cascade, beside = connection.transport.delay_options.cascade, connection.connection.interceptor.streams()
-    if not beside:
-        return 0
     with declare.translate_errors(cascade):
+        if not beside:
+            return None if declare.exchange_exists(connection.default_channel, cascade.streams_root) else 0
         try:
             connection.default_channel.exchange_delete(cascade.streams_root, if_unused=True)
         except PreconditionFailed:

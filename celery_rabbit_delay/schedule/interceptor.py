@@ -215,6 +215,7 @@ class Following:
         #: Name of a stream -> the time (`time.monotonic`) to try again to read it.
         self.until: dict[str, float] = {}
         self.failing: dict[str, float] = {}  # the time at which the first attempt to read it began that failed
+        self._warned: set[str] = set()  # of which this was logged as a warning
 
     def close(self) -> None:
         """Close the connection, and wait for nothing. What was followed is read on when it is needed."""
@@ -247,7 +248,7 @@ class Following:
         """Apply what has come; read a stream and follow it again if that has ended, and log why it cannot be read.
 
         A worker's timer calls this, and each message that comes. It waits for `BUSY` seconds at most, several times if
-        nobody answers.
+        nobody answers. Logs a warning if a stream cannot be read for longer than `PAUSE`.
         """
         self.poll()
         if self.until.get(stream.name, math.inf) > time.monotonic():
@@ -255,8 +256,17 @@ class Following:
         try:
             if self.catch_up(stream, apply, create, patience=0, silence=BUSY):
                 logger.info("The contents of the stream %r are known from now on", stream.name)
+            self._warned.discard(stream.name)
         except DelayError as exc:
-            logger.info("The stream %r cannot be read yet: %s", stream.name, exc)
+            lasts = stream.name not in self._warned and time.monotonic() > self.failing[stream.name] + PAUSE
+            if lasts:
+                self._warned.add(stream.name)
+            logger.log(
+                logging.WARNING if lasts else logging.INFO,
+                "The stream %r cannot be read, so what was cancelled or moved of late may run: %s",
+                stream.name,
+                exc,
+            )
 
     @contextmanager
     def _using(self) -> Iterator[None]:

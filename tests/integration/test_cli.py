@@ -379,6 +379,12 @@ def test_the_commands_work_with_an_app(vhost: Vhost) -> None:
     assert delay("verify").code == 0
     assert "0 wait" in delay("status").out
     assert json.loads(delay("export").out)["vhosts"] == [{"name": vhost.name}]
+    url = vhost.url("amqp")
+    assert run(url, "setup", options=("--schedule",)).code == 0
+    assert "streams stay" in delay("teardown", "--yes", "--delete-messages").out
+    assert not [name for name in vhost.names("queues") if ".delay." in name]
+    assert "streams stay" not in run(url, "teardown", "--yes", options=()).out
+    assert not vhost.names("queues")
 
 
 COMMANDS = (

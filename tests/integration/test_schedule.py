@@ -499,11 +499,18 @@ def test_what_was_cancelled_is_restored_and_all_of_it_is_logged(
     ]
 
 
-def test_an_interrupt_of_a_move_waits_for_the_message_in_hand(vhost: Vhost, monkeypatch: pytest.MonkeyPatch) -> None:
+def reschedule_three(vhost: Vhost) -> list[str]:
+    """Send three tasks; return the command that moves them."""
     vhost.declare("q")
     with vhost.connection(**RECORDED) as connection:
         for id_ in "abc":
             connection.Producer().publish((), routing_key="q", headers={"x-delay": 90_000, "task": "t", "id": id_})
+    most = ["reschedule", "--all", "--yes", "--any-queue", "--countdown", "100"]
+    return ["--broker", vhost.url("amqp"), *QUICKLY, *most]
+
+
+def test_an_interrupt_of_a_move_waits_for_the_message_in_hand(vhost: Vhost, monkeypatch: pytest.MonkeyPatch) -> None:
+    command = reschedule_three(vhost)
     moved: list[object] = []
     move = reschedule.move
 
@@ -514,9 +521,17 @@ def test_an_interrupt_of_a_move_waits_for_the_message_in_hand(vhost: Vhost, monk
             signal.raise_signal(signal.SIGINT)
 
     monkeypatch.setattr(reschedule, "move", end_after_two)
-    command = ["--broker", vhost.url("amqp"), *QUICKLY, "reschedule", "--all", "--yes", "--any-queue"]
-    ended = CliRunner().invoke(standalone, [*command, "--countdown", "100"])
+    ended = CliRunner().invoke(standalone, command)
     assert (ended.exit_code, ended.output[:6]) == (130, "2 due "), ended.output
+
+
+def test_a_move_of_what_was_listed_says_what_waits_no_more(vhost: Vhost, monkeypatch: pytest.MonkeyPatch) -> None:
+    command = reschedule_three(vhost)
+    waiting = waiting_tasks.waiting
+    monkeypatch.setattr(reschedule, "waiting", lambda connection: list(waiting(connection))[1:])  # one came meanwhile
+    ended = CliRunner().invoke(standalone, command)
+    assert (ended.exit_code, ended.output[:6]) == (3, "2 due "), ended.output
+    assert "1 task of those that were listed wait no more" in ended.output
 
 
 def test_the_commands_move_several_messages(vhost: Vhost) -> None:
@@ -573,7 +588,7 @@ def test_setup_creates_the_streams_for_passive_publishers_and_teardown_deletes_t
             f"missing    binding  celery-rabbit-delay.v3.250ms.route -> celery-rabbit-delay.v3.{stream}" in verified.out
         )
     done = run(url, *command, "--queue", "q", "teardown", "--yes", "--delete-messages")
-    assert "streams stay, for another cascade of this prefix leads to them" in done.out
+    assert "streams stay: another cascade of this prefix leads to them" in done.out
     assert {name for name in vhost.names("queues") if name in STREAMS} == STREAMS
     assert "streams stay" not in run(url, "teardown", "--yes", "--delete-messages", options=other).out
     assert not STREAMS.intersection(vhost.names("queues")), "the one that is left leads to none"

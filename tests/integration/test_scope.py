@@ -115,6 +115,22 @@ def test_a_command_lists_and_cancels_what_waits_for_its_app_after_a_question(
         vhost.take(queue, 1)
 
 
+def test_a_command_knows_the_queues_that_the_modules_of_tasks_name(vhost: Vhost, tmp_path: Path) -> None:
+    (tmp_path / "mail_tasks.py").write_text("import celery\n@celery.shared_task(queue='mail')\ndef t(): pass\n")
+    (tmp_path / "mail_app.py").write_text(
+        "import celery, celery_rabbit_delay\n"
+        f"app = celery.Celery('mail', broker={vhost.url('amqp')!r}, include=['mail_tasks'])\n"
+        "celery_rabbit_delay.install(app, tick=0.01, max_delay=120, schedule=True, journal=0)\n"
+    )
+    vhost.declare("mail")
+    with vhost.connection(journal=0) as connection:
+        connection.Producer().publish((), routing_key="mail", headers={"x-delay": 90_000, "task": "t", "id": "a"})
+    listed = celery("-A", "mail_app", "delay", "list", directory=tmp_path)
+    assert listed.out.split()[2:4] == ["a", "mail"], listed.text
+    (tmp_path / "mail_tasks.py").write_text("import no_such_module")
+    assert "a module of the app cannot be imported" in celery("-A", "mail_app", "delay", "list", directory=tmp_path).err
+
+
 @pytest.mark.leaves_orphans
 def test_orphans_of_other_apps_are_neither_listed_nor_removed(vhost: Vhost) -> None:
     assert run(vhost.url("amqp"), "setup").code == 0

@@ -295,9 +295,9 @@ def test_a_list_is_searched_by_words(words: str, is_found: bool, waiting: list[S
 
 
 def test_a_search_without_words_selects_nothing(waiting: list[Scheduled]) -> None:
-    for command in ("cancel", "run-now"):
-        failed = run(command, "--search", " ")
-        assert (failed.exit_code, "name either ids or" in failed.stderr) == (2, True)
+    for given in (("list",), ("cancel", "--task", "shop.ask", "--yes"), ("run-now", "--all", "--yes")):
+        failed = run(*given, "--search", " ")
+        assert (failed.exit_code, "it has no word" in failed.stderr) == (2, True)
 
 
 def test_status_has_headings_on_a_terminal(terminal: None, away: None, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -199,12 +199,14 @@ def test_of_many_cancelled_ids_the_last_ones_are_known(monkeypatch: pytest.Monke
     assert not any(map(known.cancels, [*invented(0, 790), *map(str, range(790))]))
 
 
-def test_of_many_void_copies_the_last_ones_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("is_first_due", [0, 1])
+def test_of_many_void_copies_those_due_last_are_known(is_first_due: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(changes, "KEPT", 1000)
     known = Changes(time.time)
     for number in range(10_000):
-        known.apply(changes.void(number, 2**45))
-    assert all(map(known.voids, range(9000, 10_000)))
+        known.apply(changes.void(number, 2**45 - is_first_due * number))
+    latest = range(1000) if is_first_due else range(9000, 10_000)
+    assert all(map(known.voids, latest))
     assert sum(map(known.voids, range(10_000))) <= 2000
 
 

@@ -9,6 +9,7 @@ import uuid
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import kombu
 import pytest
@@ -88,18 +89,15 @@ def test_a_stream_that_could_not_be_read_is_tried_again_when_a_message_comes_lat
 def test_a_stream_that_cannot_be_created_keeps_no_message_from_its_consumer(
     error: Exception, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def make_streams(*_: Any) -> None:
-        raise error
-
     monkeypatch.setattr(Follower, "catch_up", lambda *_, **limits: iter(()))
-    monkeypatch.setattr(receiving, "make_streams", make_streams)
+    monkeypatch.setattr(receiving, "make_streams", Mock(side_effect=error))
     assert not is_dropped(connected(Client()), received(root=Options().cascade.root, number=1))
     assert str(error) in caplog.text
 
 
 @pytest.mark.parametrize("takes", [0.01, stream_consumer.BUSY])  # it is refused; nobody answers
-def test_a_stream_that_fails_is_tried_soon_and_less_and_less_often(
-    monkeypatch: pytest.MonkeyPatch, takes: float
+def test_a_stream_that_fails_is_tried_soon_and_less_and_less_often_and_warned_of_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, takes: float
 ) -> None:
     connection = connected(Client())
     now, tried = 1000.0, list[float]()
@@ -122,6 +120,7 @@ def test_a_stream_that_fails_is_tried_soon_and_less_and_less_often(
     assert pauses[:2] == pytest.approx([max(0.5, takes)] * 2, abs=0.15)
     assert pauses[-1] == pytest.approx(limited.PAUSE, abs=0.15)
     assert len(tried) * takes <= 200 / 5 + takes
+    assert [record.levelname for record in caplog.records if "of late may run" in record.msg] == ["WARNING"]
 
 
 def test_what_is_lost_while_another_stream_cannot_be_read_is_read_again(

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import struct
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 from ...delay.core.errors import DelayError
@@ -184,8 +184,8 @@ class Changes:
             self._voids[number] = due
             self.on_void(number)
         if len(self._voids) >= self._enough:
-            latest = itertools.islice(reversed(self._voids.items()), KEPT)
-            self._voids = {number: due for number, due in reversed(list(latest)) if due >= earliest}
+            latest = sorted(self._voids.items(), key=itemgetter(1))[-KEPT:]
+            self._voids = {number: due for number, due in latest if due >= earliest}
             self._enough = max(_FEW_VOIDS, 2 * len(self._voids))
 
     def _add_pause(self, one: Pause) -> None:
