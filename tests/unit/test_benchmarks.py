@@ -100,15 +100,20 @@ def test_the_table_of_publishers_says_what_was_measured() -> None:
     for what in ("cpu", "time"):
         batch = [each(what, f"{kind}, batch", "ratio", "{:.2f}") for kind in (US, SCHEDULE)]
         assert ", with the schedule ".join(batch) in PAGE
+    assert each("cpu", f"{US}, batch", "floor", "{:.2f}") in PAGE
     assert each("cpu", f"{US}, no delay", "ratio", "{:.2f}") in PAGE
 
 
 def test_the_page_says_what_workers_and_imports_cost() -> None:
     for name in (NATIVE, US, f"{US}, levels", SCHEDULE):
-        ratios = [each("worker", f"{name}, {pool}", "ratio", "{:.2f}") for pool in ("solo", "prefork")]
-        assert cells(name, *ratios) in PAGE
+        ratios, floors = (
+            [each("worker", f"{name}, {pool}", what, "{:.2f}") for pool in ("solo", "prefork")]
+            for what in ("ratio", "floor")
+        )
+        assert cells(name, *ratios, " / ".join(floors)) in PAGE
     for kind in (US, SCHEDULE):
-        assert f"{each('imports', kind, 'modules')} modules" in PAGE
+        assert f"{each('imports', kind, 'modules')} modules and {each('imports', kind)} ms" in PAGE
+    assert f"{ROWS[-1]['memory'][US]['median'] / ROWS[-1]['memory'][NATIVE]['median']:.2f} of native's" in PAGE
     found = ROWS[-1]["bindings"]
     for kind, figures in found.items():
         assert cells(kind, *(f"{figures[what]['median']:.{digits}f}" for what, digits in BINDINGS.items())) in PAGE
@@ -142,10 +147,8 @@ def test_the_page_says_what_a_cancelled_id_costs_a_worker_that_starts() -> None:
         each = [one["100,000 ids"][what]["median"] - one["no id"][what]["median"] for one in starts]
         return float(sum(each) / len(each) / 100_000)
 
-    said = r"(\d+) bytes of memory, \[(\d+) µs\]\S+ of CPU and ([\d.]+) ms"
-    [(memory, cpu, takes)] = re.findall(said, (DOCS / "sizing.md").read_text())
-    assert [int(memory), int(cpu)] == pytest.approx([more("bytes"), 1e6 * more("cpu")], abs=1)
-    assert float(takes) == pytest.approx(1000 * more("seconds"), abs=0.05)
+    [shown] = re.findall(r"(\d+) bytes of memory and \[(\d+) µs\]", (DOCS / "sizing.md").read_text())
+    assert [*map(int, shown)] == pytest.approx([more("bytes"), 1e6 * more("cpu")], abs=1)
 
 
 def test_the_calculation_of_the_cpu_fits_what_was_measured() -> None:
@@ -153,4 +156,4 @@ def test_the_calculation_of_the_cpu_fits_what_was_measured() -> None:
     hops = {"everyday_cpu_confirmed": 1.0, "broker_cpu_confirmed": 3.3, "hour_cpu_confirmed": 5.0}
     for row, number in hops.items():
         calculated = int(fixed.replace(",", "")) + int(more) * number
-        assert all(calculated == pytest.approx(one[row][US]["median"], rel=0.2) for one in ROWS)
+        assert all(calculated == pytest.approx(one[row][US]["median"], rel=0.25) for one in ROWS)
