@@ -11,7 +11,7 @@ from amqp.exceptions import ChannelError, MessageNacked
 
 from celery_rabbit_delay.delay.amqp import publisher
 from celery_rabbit_delay.delay.core.destination import Destination
-from tests.kit.broker import QUICK, Vhost, lead, publishing, take
+from tests.kit.broker import Vhost, lead, publishing, take
 from tests.kit.proxy import proxy
 from tests.kit.wait import wait_until
 
@@ -58,10 +58,7 @@ def test_a_message_that_the_broker_cannot_store_is_an_error(
 
 def test_after_a_time_out_the_next_message_opens_another_connection(vhost: Vhost) -> None:
     vhost.declare("q")
-    with (
-        proxy(vhost.broker.node.port) as between,
-        kombu.Connection(between.url(vhost.url()), transport_options={"rabbit_delay": QUICK}) as connection,
-    ):
+    with proxy(vhost.broker.node.port) as between, vhost.connection(port=between.port) as connection:
         channel = connection.default_channel
 
         def publish(body: str, **timeouts: float) -> None:  # Kombu 5.3's producer knows no confirm_timeout
@@ -95,17 +92,15 @@ def test_what_the_broker_has_closed_meanwhile_is_opened_again_and_nothing_is_sen
 
 def test_a_cut_between_publish_and_confirm_is_a_connection_error_and_retry_sends_again(vhost: Vhost) -> None:
     vhost.declare("q")
-    with proxy(vhost.broker.node.port) as proxying:
-        url = f"rabbit-delay://guest:guest@127.0.0.1:{proxying.port}/{vhost.name}"
-        with kombu.Connection(url, transport_options={"rabbit_delay": QUICK}) as connection:
-            producer = connection.Producer()
-            producer.publish("before", routing_key="q", headers=DELAY)
-            cuts = [1]
-            proxying.cut_after = lambda data: b"fragile" in data and bool(cuts and cuts.pop())
-            with pytest.raises(OSError, match=r"closed|reset|EOF"):
-                producer.publish("fragile 1", routing_key="q", headers=DELAY)
-            cuts.append(1)
-            producer.publish("fragile 2", routing_key="q", headers=DELAY, retry=True, retry_policy={"max_retries": 3})
+    with proxy(vhost.broker.node.port) as between, vhost.connection(port=between.port) as connection:
+        producer = connection.Producer()
+        producer.publish("before", routing_key="q", headers=DELAY)
+        cuts = [1]
+        between.cut_after = lambda data: b"fragile" in data and bool(cuts and cuts.pop())
+        with pytest.raises(OSError, match=r"closed|reset|EOF"):
+            producer.publish("fragile 1", routing_key="q", headers=DELAY)
+        cuts.append(1)
+        producer.publish("fragile 2", routing_key="q", headers=DELAY, retry=True, retry_policy={"max_retries": 3})
     # At least once: the broker may have stored what it could not confirm any more.
     wait_until(lambda: vhost.count("q") >= 3, "all that was confirmed arrived")
     messages = {message.payload for message in vhost.take("q", vhost.count("q"))}
@@ -115,12 +110,8 @@ def test_a_cut_between_publish_and_confirm_is_a_connection_error_and_retry_sends
 @pytest.mark.leaves_orphans
 @pytest.mark.parametrize("is_noticed_by", ["message", "user"])
 def test_what_is_gone_when_a_lost_connection_is_opened_again_is_created_again(vhost: Vhost, is_noticed_by: str) -> None:
-    """Such as by a broker that comes back empty, to which another process has sent before."""
     vhost.declare("q")
-    with (
-        proxy(vhost.broker.node.port) as between,
-        kombu.Connection(between.url(vhost.url()), transport_options={"rabbit_delay": QUICK}) as connection,
-    ):
+    with proxy(vhost.broker.node.port) as between, vhost.connection(port=between.port) as connection:
         producer = connection.Producer()
         producer.publish("before", routing_key="q", headers=DELAY)
         vhost.take("q", 1)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import time
 
-import kombu
 import pytest
 
 from celery_rabbit_delay import CascadeMissing, MessageRefused, batch, scheduled
@@ -14,7 +13,7 @@ from celery_rabbit_delay.schedule.amqp import waiting_tasks
 from celery_rabbit_delay.schedule.amqp.follower import Follower
 from celery_rabbit_delay.schedule.core import journal, streams
 from celery_rabbit_delay.schedule.interceptor import paused_of
-from tests.kit.broker import QUICK, Vhost, lead, own_node, publish, take
+from tests.kit.broker import Vhost, lead, own_node, publish, take
 from tests.kit.frames import routing_keys
 from tests.kit.proxy import proxy
 from tests.kit.recorded import records
@@ -103,7 +102,6 @@ def test_a_message_that_only_just_fits_is_sent_without_a_record(vhost: Vhost, ca
 
 @pytest.mark.more
 def test_a_record_that_rabbitmq_refuses_does_not_refuse_the_next_message() -> None:
-    """A message just fits; its record, which has its properties as well, does not, and ends the channel of both."""
     with own_node(conf="max_message_size = 100000") as vhost, vhost.connection(journal=0) as connection:
         vhost.declare("q")
         producer = connection.Producer()
@@ -118,16 +116,10 @@ def test_a_record_of_which_the_answer_was_lost_is_told_of_when_nobody_sends_it_a
     vhost: Vhost, caplog: pytest.LogCaptureFixture
 ) -> None:
     vhost.declare("q")
-    options = {**QUICK, "schedule": True, "journal": 0}
-    vhost.make_streams(options)
-    with (
-        proxy(vhost.broker.node.port) as between,
-        kombu.Connection(between.url(vhost.url()), transport_options={"rabbit_delay": options}) as connection,
-    ):
-        producer = connection.Producer()
-        producer.publish("first", routing_key="q", headers={"x-delay": 30})
+    with proxy(vhost.broker.node.port) as between, vhost.connection(port=between.port, journal=0) as connection:
+        publish(connection, 0.03)
         between.cut_after = lambda data: b"second" in data and JOURNAL.rpartition(".v3")[2].encode() in data
-        producer.publish("second", routing_key="q", headers={"x-delay": 30})
+        publish(connection, 0.03, headers={"second": 2})
     assert "1 stored messages may be missing in lists" in caplog.text
 
 

@@ -53,15 +53,12 @@ def payloads(vhost: Vhost, amount: int) -> list[int]:
     return sorted(message.payload[0][0] for message in vhost.take("celery", amount, DECLARED_TWICE))
 
 
-def test_a_process_that_is_forked_from_an_event_loop_has_no_event_loop_to_serve() -> None:
+def test_a_process_that_is_forked_from_an_event_loop_waits_as_long_as_any(monkeypatch: pytest.MonkeyPatch) -> None:
     def work(number: int) -> None:
         assert sender._this_thread.patience == {0: None, 1: 3}[number]
 
-    sender.limit_this_thread(3)
-    try:
-        in_children(1, work)
-    finally:
-        sender.limit_this_thread(None)
+    monkeypatch.setattr(sender._this_thread, "patience", 3)
+    in_children(1, work)
 
 
 def test_many_threads_publish_delayed_tasks(vhost: Vhost, make_app: MakeApp) -> None:

@@ -119,17 +119,25 @@ class Vhost:
     name: str
     users: list[str] = field(default_factory=list)
 
-    def url(self, scheme: str = "rabbit-delay", user: str = "guest") -> str:
-        return f"{scheme}://{user}:{user}@127.0.0.1:{self.broker.node.port}/{self.name}"
+    def url(self, scheme: str = "rabbit-delay", user: str = "guest", port: int | None = None) -> str:
+        return f"{scheme}://{user}:{user}@127.0.0.1:{port or self.broker.node.port}/{self.name}"
 
     def connection(
-        self, user: str = "guest", confirm_publish: bool = False, has_streams: bool = True, **options: Any
+        self,
+        user: str = "guest",
+        confirm_publish: bool = False,
+        has_streams: bool = True,
+        port: int | None = None,
+        **options: Any,
     ) -> kombu.Connection:
-        """Return a Kombu connection with our transport and quick options; the streams for its records are there."""
+        """Return a Kombu connection with our transport and quick options; the streams for its records are there.
+
+        `port` is that of a proxy.
+        """
         if has_streams and options.get("journal") is not None:
             self.make_streams(options)
         transport_options = {"rabbit_delay": quick(options), "confirm_publish": confirm_publish}
-        return kombu.Connection(self.url(user=user), transport_options=transport_options)
+        return kombu.Connection(self.url(user=user, port=port), transport_options=transport_options)
 
     def make_streams(self, options: Mapping[str, Any]) -> None:
         """Create the streams of the schedule, if it is among some options, as a worker does when it starts."""

@@ -94,13 +94,10 @@ def test_a_countdown_of_the_limit_is_recorded_whatever_part_has_passed_and_one_t
         assert new(task, shorter, options).ticket is None
 
 
-@given(st.sampled_from([1, 10, 60, 3600]), st.integers(1, 20_000).map(lambda milliseconds: milliseconds / 1000))
-def test_a_delay_in_milliseconds_is_recorded_from_the_tick_of_the_limit_on(limit: int, tick: float) -> None:
-    options = Options(schedule=True, journal=limit, tick=tick)
-    assert new({"x-delay": 1}, limit * SECOND, options).ticket is not None
-    rounded = math.ceil(limit / tick - 1) * round(tick * SECOND)
-    if 0 < rounded < limit * SECOND:
-        assert new({"x-delay": 1}, rounded, options).ticket is None
+@pytest.mark.parametrize(("less", "recorded"), [(0, True), (1, False)])
+def test_a_delay_in_milliseconds_is_recorded_from_the_limit_on(less: int, recorded: bool) -> None:
+    planned = new({"x-delay": 1}, 10 * SECOND - less, {"schedule": True, "journal": 10})
+    assert (planned.ticket is not None) is recorded
 
 
 def test_without_the_schedule_nothing_is_recorded() -> None:
