@@ -34,7 +34,8 @@ def test_the_parts_of_a_cascade_are_as_many_as_the_page_says() -> None:
     assert number("for tasks whose outbox was deleted") == len(queues) - len(CASCADE.levels)
     exchanges = len(list(CASCADE.exchanges()))
     assert number("exchanges: one for each level") == exchanges
-    assert f"| {exchanges} | {exchanges + 1} |" in PAGE, "that of the streams"
+    bindings = len(Topology.of([CASCADE], (), ()).bindings)
+    assert f"with {bindings} bindings | {exchanges} | {exchanges + 1} |" in PAGE, "that of the streams"
     assert number("….journal.…") == len(streams.all_streams(CASCADE))
     said = " ".join(PAGE.split())
     [queue] = queues_of(Celery("shop", set_as_current=False))
@@ -43,8 +44,7 @@ def test_the_parts_of_a_cascade_are_as_many_as_the_page_says() -> None:
     assert f"of five minutes has up to {len(queues) + each + 1} queues" in said
     assert f"ten queues and six more delays each {len(queues) + 10 * (each + 6)}," in said
     assert f"`outboxes=()` {len(queues) + 1000:,}." in said
-    assert len(Options().outboxes) + 1 == 32
-    assert "at most 32" in PAGE
+    assert f"at most {len(Options().outboxes) + 1}" in PAGE
 
 
 def test_the_whole_lines_grant_what_the_table_says_of_the_cascade_and_no_more() -> None:
