@@ -19,6 +19,7 @@ from ..delay.core.errors import DelayError, DestinationNotFound
 from ..delay.core.options import HOLDS_MESSAGES, Options
 from ..delay.core.topology import Cascade
 from .all_parts import Topology
+from .broker_connection import own_channel
 from .cascades import cascades, existing, existing_outboxes, longest
 from .management import Management, Snapshot
 from .status import status
@@ -107,6 +108,7 @@ def teardown(
     kept: list[str] = []
     if not delete_messages:
         _require_empty(connection, destinations, None)
+        _ask_leaders(connection)
         if management:
             time.sleep(PAUSE)  # the counts of the management API are five seconds late
             _require_empty(connection, destinations, management.snapshot())
@@ -135,6 +137,17 @@ def _require_empty(
             f"{waiting:,} messages wait and {orphans:,} are orphans: wait until they are due, send orphans on with "
             "`orphans replay`, or delete all with --delete-messages"
         )
+
+
+def _ask_leaders(connection: kombu.Connection) -> None:
+    """Read from each level. Raises `NotEmpty`, and the errors of py-amqp where one does not answer.
+
+    RabbitMQ says of a queue whose leader does not answer that it is empty (rabbit_quorum_queue, `stat`).
+    """
+    with own_channel(connection) as channel:
+        for level in (level for cascade in existing(connection) for level in cascade.levels):
+            if declare.queue_exists(connection.default_channel, level.queue) and channel.peek(level.queue) is not None:
+                raise NotEmpty(f"messages wait in {level.queue!r}: wait until they are due, or use --delete-messages")
 
 
 def _opaque_outboxes(connection: kombu.Connection, destinations: Iterable[Destination]) -> list[str]:

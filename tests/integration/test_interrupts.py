@@ -100,15 +100,11 @@ def no_hang(what: str) -> Iterator[list[str]]:
     def on_alarm(signum: int, frame: FrameType | None) -> None:
         stack = traceback.extract_stack(frame)
         is_ours = any(one.filename.endswith("/celery_rabbit_delay/delay/amqp/sender.py") for one in stack)
-        is_lock = stack[-1].filename.endswith(LOCKS_OF_OTHERS)
+        is_theirs = stack[-1].filename.endswith(LOCKS_OF_OTHERS) and not is_ours
         signal.setitimer(signal.ITIMER_REAL, 1)  # again and again: a cleanup may take the same lock
-        if is_lock and not is_ours:
-            locked.append("".join(stack.format()))
-        elif time.monotonic() < end:
-            return
-        else:
-            hung.append("".join(stack.format()))
-        raise TimeoutError
+        if is_theirs or time.monotonic() > end:
+            (locked if is_theirs else hung).append("".join(stack.format()))
+            raise TimeoutError
 
     before = signal.signal(signal.SIGALRM, on_alarm)
     signal.setitimer(signal.ITIMER_REAL, 2)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from celery_rabbit_delay import Options
+from celery_rabbit_delay import Options, operate
 from celery_rabbit_delay.delay.core.destination import Destination
+from celery_rabbit_delay.operate.broker_connection import connected
 from celery_rabbit_delay.schedule.amqp import waiting_tasks
 from tests.kit.broker import QUICK, REFUSING, Vhost, publish, take
 from tests.kit.commands import CASCADE, make_orphans, management, run
@@ -95,6 +96,19 @@ def test_teardown_refuses_while_messages_are_held(vhost: Vhost) -> None:
     refuses("1 messages wait and 0 are orphans")
     assert run(vhost.url("amqp"), "teardown", "--yes", "--delete-messages", *management(vhost)).code == 0
     assert not [name for name in vhost.names("queues") if name.startswith("celery-rabbit-delay")]
+
+
+@pytest.mark.own_vhost
+def test_teardown_deletes_nothing_while_a_leader_does_not_answer(vhost: Vhost) -> None:
+    vhost.declare("q")
+    vhost.publish("q", 100)
+    [level] = vhost.waiting()
+    queue = f'rabbit_amqqueue:lookup(rabbit_misc:r(<<"{vhost.name}">>, queue, <<"{level}">>))'
+    vhost.broker.node.ctl("eval", f"sys:suspend(amqqueue:get_pid(element(2, {queue}))).")
+    with pytest.raises(TimeoutError), connected(vhost.connection(confirm_timeout=2)) as connection:
+        operate.teardown(connection, [])
+    vhost.broker.node.ctl("eval", f"sys:resume(amqqueue:get_pid(element(2, {queue}))).")
+    assert vhost.waiting() == {level: 1}
 
 
 @pytest.mark.long

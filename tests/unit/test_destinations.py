@@ -16,7 +16,7 @@ ORDERS = kombu.Exchange("orders", "topic")
 
 def test_a_queue_has_a_destination_of_its_own_and_those_of_its_exchange() -> None:
     assert list(destinations_of(kombu.Queue("q"))) == [Destination("", "q")]
-    assert list(destinations_of(kombu.Queue("q", ORDERS, routing_key="new"))) == [
+    assert list(destinations_of(kombu.Queue("q", ORDERS, routing_key="new"), with_namesake=False)) == [
         Destination("", "q"),
         Destination("orders"),
         Destination("orders", "new"),
@@ -33,13 +33,6 @@ def test_all_bindings_of_a_queue_count() -> None:
         Destination("orders", "old"),
         Destination("", "q"),
     ]
-
-
-def test_celery_does_not_send_to_the_exchange_that_it_names_after_a_queue() -> None:
-    every = [Destination("", "q"), Destination("q"), Destination("q", "q")]
-    for kind, expected in {"direct": every[:1], "topic": every}.items():
-        queue = kombu.Queue("q", kombu.Exchange("q", kind), "q")
-        assert (list(destinations_of(queue, with_namesake=False)), list(destinations_of(queue))) == (expected, every)
 
 
 @pytest.mark.parametrize("queue", [Broadcast("news"), kombu.Queue("amq.gen-1", kombu.Exchange("news"), "new")])
