@@ -65,7 +65,7 @@ def compare(
         # Other processes may have declared longer levels: these have no unexpected bindings, but may lack some.
         # What a try has left of another one is harmless.
         known = [options.by_time_cascade, *wanted, *(with_longer_levels(connection, cascade) for cascade in wanted)]
-        for binding in unexpected(snapshot.bindings - topology.bindings.keys(), known, beside):
+        for binding in unexpected(snapshot.bindings - topology.bindings.keys(), known):
             found.append(Finding("binding", _name(binding), "unexpected", "messages may arrive twice: remove it"))
         found += _policies(options, snapshot)
     return found
@@ -145,19 +145,18 @@ def _policies(options: Options, snapshot: Snapshot) -> Iterator[Finding]:
                 yield Finding("policy", name, "unexpected", detail)
 
 
-def unexpected(bindings: Iterable[Binding], cascades: Iterable[Cascade], streams: Iterable[Stream]) -> list[Binding]:
+def unexpected(bindings: Iterable[Binding], cascades: Iterable[Cascade]) -> list[Binding]:
     """Return the bindings of exchanges of some cascades that the package does not create.
 
     A user who may bind his queue may have created them, to get copies of the messages of others, or to hold these up.
     """
     cascades = list(cascades)
-    topology = Topology.of(cascades, (), streams)
+    topology = Topology.of(cascades)
     leading = {name: cascade for cascade in cascades for name in (cascade.outbox_ingest, cascade.done)}
-    own = topology.exchanges.keys() - {cascade.streams_root for cascade in cascades}  # that one leads to others as well
     return [
         binding
         for binding in sorted(set(bindings) - topology.bindings.keys())
-        if binding.source in own
+        if binding.source in topology.exchanges
         and not (binding.source in leading and _leads_to_its_address(binding, leading[binding.source]))
         and binding.destination not in {_stream(cascade, binding.routing_key) for cascade in cascades}
     ]
