@@ -38,9 +38,9 @@ _FILTERS = ("task", "only_queue", "until", "search")
 _HEADINGS = f"{'DUE':<24}  {'QUEUE':<20}  TASK\n  {'ID':<36}  ARGUMENTS"
 
 
-def _words(text: str) -> list[str]:
-    words = parse(text)
-    if not words:  # such as of a variable of the shell that is not set: all would be selected
+def _words(context: click.Context, parameter: click.Parameter, text: str | None) -> list[str] | None:
+    words = None if text is None else parse(text)
+    if words == []:  # such as of a variable of the shell that is not set: all would be selected
         raise click.BadParameter("it has no word")
     return words
 
@@ -50,7 +50,7 @@ def _filters(command: F) -> F:
         click.option(
             "--search",
             metavar="WORDS",
-            callback=lambda ctx, param, value: value if value is None else _words(value),
+            callback=_words,
             help="Select tasks with all of these words in their id, name, queue or arguments.",
         ),
         click.option(
@@ -246,19 +246,19 @@ def _move(
             click.echo(f"due {format_time(due)}")
             return
         found: set[object] = set()
-        left = len(set(ids))
+        left = set(ids)
         if not ids:
             listed = list(_found(target, connection, problems.append, any_queue=any_queue, **filters))
             found = {(one.id, milliseconds(one.due)) if one.id else one.number for one in listed}
-            left = len({one.id or one.number for one in listed})
+            left = {one.id or str(one.number) for one in listed}
             tasks = counted(len(found), "tasks")
             _ask(f"{past}: run {tasks} now?" if past else f"Make {tasks} due {format_time(due)}?", found, yes)
             due = max(due, due_at(eta, countdown, datetime.now(timezone.utc)))  # the answer took its time
         moved = 0
         moving = reschedule_.reschedule_all(connection, ids, found, due, allowed)
         with until_interrupted(moving) as (results, is_interrupted):
-            for _, refused in results:
-                left -= 1
+            for id_, refused in results:
+                left.discard(id_)
                 if refused:
                     problems.append(str(refused))
                 else:
@@ -268,7 +268,7 @@ def _move(
         click.echo("interrupted: run this again to move the others", err=True)
         raise SystemExit(EXIT_INTERRUPTED)
     if left:
-        problems.append(f"{counted(left, 'tasks')} of those that were listed wait no more")
+        problems.append(f"{counted(len(left), 'tasks')} of those that were listed wait no more")
     _report(problems)
 
 

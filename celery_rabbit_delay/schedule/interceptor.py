@@ -256,7 +256,6 @@ class Following:
         try:
             if self.catch_up(stream, apply, create, patience=0, silence=BUSY):
                 logger.info("The contents of the stream %r are known from now on", stream.name)
-            self._warned.discard(stream.name)
         except DelayError as exc:
             lasts = stream.name not in self._warned and time.monotonic() > self.failing[stream.name] + PAUSE
             if lasts:
@@ -308,6 +307,7 @@ class Following:
                     raise StreamUnavailable(f"the stream {stream.name!r} cannot be read: {exc}") from exc
                 raise
             self.failing.pop(stream.name, None)
+            self._warned.discard(stream.name)
             found = self.follows(stream)
             self.until[stream.name] = math.inf if found else time.monotonic() + PAUSE
             return found

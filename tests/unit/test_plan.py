@@ -41,7 +41,7 @@ def test_a_new_message_is_due_by_both_clocks_and_goes_to_its_queue() -> None:
     assert state.due == NOW.utc + timedelta(seconds=60)
     assert planned.due_ms == 1893456060000
     assert planned.destination == Destination("", "q")
-    assert planned.ticket is None
+    assert (planned.ticket, planned.message.properties["priority"]) == (None, 3)
     assert "n" not in planned.headers[HEADER]
 
 
